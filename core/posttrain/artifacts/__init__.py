@@ -1,0 +1,1 @@
+"""Artifacts: what stages exchange."""

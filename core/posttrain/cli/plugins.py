@@ -1,0 +1,250 @@
+"""`posttrain plugins`: what is installed, what it offers and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posttrain.contracts.registration import Group
+from posttrain.errors import ExitCode, PluginError
+from posttrain.registry.catalogue import Catalogue, Entry
+from posttrain.registry.discovery import discover
+from posttrain.registry.status import PluginStatus, Status
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+app = typer.Typer(help="Show, explain and check plugins.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Files = Annotated[
+    list[Path] | None, typer.Option("--file", help="A local plugin file to look at too.", show_default=False)
+]
+
+
+@app.command("list")
+def list_plugins(as_json: Json = False, files: Files = None) -> None:
+    """List everything that plugins register, and the plugins that are not used."""
+    catalogue = discover(files or ())
+    if as_json:
+        _print_json(
+            {
+                "plugins": [plugin.as_dict() for plugin in catalogue.plugins],
+                "registrations": [_summary(entry, catalogue) for entry in catalogue.entries()],
+            }
+        )
+        return
+    _print(_overview(catalogue))
+    for line in catalogue.troubles():
+        typer.echo(line)
+
+
+@app.command()
+def info(
+    name: Annotated[str, typer.Argument(help="The name of a stage, loss, reward, … or of a plugin.")],
+    as_json: Json = False,
+    files: Files = None,
+) -> None:
+    """Show what a name stands for in every group: options, ports, reference."""
+    catalogue = discover(files or ())
+    plugins = [plugin for plugin in catalogue.plugins if name in (plugin.name, plugin.distribution)]
+    entries = [entry for entry in catalogue.entries() if _goes_by(entry, name, catalogue)]
+    if not entries and not plugins:
+        raise _unknown(name, catalogue)
+    details = [_details(entry, catalogue) for entry in entries]
+    if as_json:
+        _print_json({"plugins": [plugin.as_dict() for plugin in plugins], "registrations": details})
+        return
+    for plugin in plugins:
+        typer.echo(_plugin_text(plugin))
+    for detail in details:
+        _print_details(detail)
+
+
+@app.command()
+def check(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Load what the built-in plugins register as well.")
+    ] = False,
+    as_json: Json = False,
+    files: Files = None,
+) -> None:
+    """Load what plugins register, check it against the contracts and report all problems."""
+    catalogue = discover(files or ())
+    problems = list(_problems(catalogue, everything))
+    if as_json:
+        plugins = [plugin.as_dict() for plugin in catalogue.plugins]
+        _print_json({"plugins": plugins, "problems": problems, "warnings": catalogue.warnings})
+    else:
+        for plugin in catalogue.plugins:
+            typer.echo(f"{plugin.status:<12} {plugin.name} of {plugin.origin}")
+        for warning in catalogue.warnings:
+            typer.echo(f"warning: {warning}")
+        for problem in problems:
+            typer.echo(f"problem: {problem}")
+    if problems:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _problems(catalogue: Catalogue, everything: bool) -> Iterator[str]:
+    for plugin in catalogue.plugins:
+        if plugin.status not in (Status.LOADED, Status.BLOCKED) and plugin.trouble is not None:
+            yield plugin.trouble
+    for conflict in catalogue.conflicts():
+        yield str(conflict.error())
+    for group in Group:
+        for name in catalogue.names(group):
+            if everything or not catalogue.entry(group, name).plugin.builtin:
+                error = _load_error(catalogue, group, name)
+                if error is not None:
+                    yield str(error)
+
+
+def _load_error(catalogue: Catalogue, group: Group, name: str) -> PluginError | None:
+    try:
+        catalogue.load(group, name)
+    except PluginError as error:
+        return error
+    return None
+
+
+def _state(entry: Entry, catalogue: Catalogue) -> str:
+    clashing = [each for conflict in catalogue.conflicts() for each in conflict.entries]
+    return "ambiguous" if any(each is entry for each in clashing) else entry.plugin.status.value
+
+
+def _summary(entry: Entry, catalogue: Catalogue) -> dict[str, Any]:
+    item = entry.registration
+    return {
+        "group": entry.group.value,
+        "name": item.name,
+        "summary": item.summary,
+        "reference": item.reference,
+        "numerics": item.numerics,
+        "target": item.target if isinstance(item.target, str) else repr(item.target),
+        "plugin": entry.plugin.name,
+        "distribution": entry.plugin.distribution,
+        "version": entry.plugin.version,
+        "file": entry.plugin.file,
+        "status": _state(entry, catalogue),
+    }
+
+
+def _goes_by(entry: Entry, name: str, catalogue: Catalogue) -> bool:
+    return name in catalogue.aliases(entry.group, entry.registration.name)
+
+
+def _unknown(name: str, catalogue: Catalogue) -> PluginError:
+    from posttrain.registry.suggestion import did_you_mean
+
+    known = [entry.registration.name for entry in catalogue.entries()]
+    advice = [did_you_mean(name, known), *catalogue.troubles()]
+    fix = "; ".join(filter(None, advice)) or "`posttrain plugins list` shows every name"
+    return PluginError(f"nothing is registered as {name!r}", found=name, fix=fix)
+
+
+def _details(entry: Entry, catalogue: Catalogue) -> dict[str, Any]:
+    summary = _summary(entry, catalogue)
+    if summary["status"] == "ambiguous":
+        return {**summary, "error": "several plugins claim the name"}
+    error = _load_error(catalogue, entry.group, entry.registration.name)
+    if error is not None:
+        return {**summary, "error": str(error)}
+    target = catalogue.load(entry.group, entry.registration.name)
+    doc = (getattr(target, "__doc__", None) or "").strip() if entry.group is not Group.RECIPE else ""
+    return {**summary, "doc": doc, "options": _options(target), "ports": _ports(target)}
+
+
+def _options(target: Any) -> list[dict[str, Any]]:
+    from posttrain.registry.options import describe
+
+    model = getattr(target, "config", None)
+    return describe(model) if model is not None else []
+
+
+def _ports(target: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": port.name,
+            "kinds": sorted(port.kinds),
+            "formats": sorted(port.formats),
+            "optional": port.optional,
+            "many": port.many,
+        }
+        for port in getattr(target, "inputs", ())
+    ]
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print(*tables: Table) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for table in tables:
+        console.print(table)
+
+
+def _table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _overview(catalogue: Catalogue) -> Table:
+    rows: list[tuple[str, ...]] = []
+    previous: Group | None = None
+    for entry in catalogue.entries():
+        group = "" if entry.group is previous else entry.group.value
+        item = entry.registration
+        rows.append((group, item.name, item.summary, entry.plugin.label, _state(entry, catalogue)))
+        previous = entry.group
+    return _table(None, ("group", "name", "summary", "plugin", "status"), rows)
+
+
+def _plugin_text(plugin: PluginStatus) -> str:
+    lines = [f"plugin {plugin.name} of {plugin.origin}: {plugin.status}"]
+    lines += [f"  error: {plugin.error}"] if plugin.error else []
+    lines += [f"  {group}: {name}" for group, name in plugin.provides]
+    return "\n".join(lines)
+
+
+def _print_details(detail: dict[str, Any]) -> None:
+    typer.echo(f"{detail['group']} {detail['name']}: {detail['summary']}")
+    origin = f"{detail['distribution'] or detail['plugin']} {detail['version'] or ''}".strip()
+    shown = {**detail, "plugin": origin}
+    for key in ("plugin", "status", "target", "numerics", "reference", "error"):
+        if shown.get(key) is not None:
+            typer.echo(f"  {key}: {shown[key]}")
+    if detail.get("doc"):
+        typer.echo("\n" + detail["doc"] + "\n")
+    if detail.get("ports"):
+        rows = [(port["name"], ", ".join(port["kinds"]), _traits(port)) for port in detail["ports"]]
+        _print(_table("inputs", ("port", "kinds", "notes"), rows))
+    if detail.get("options"):
+        options = [(o["name"], o["type"], _default(o), _explanation(o)) for o in detail["options"]]
+        _print(_table("options", ("name", "type", "default", "description"), options))
+
+
+def _traits(port: dict[str, Any]) -> str:
+    formats = [f"formats {', '.join(port['formats'])}"] if port["formats"] else []
+    return "; ".join(formats + [trait for trait in ("optional", "many") if port[trait]])
+
+
+def _default(option: dict[str, Any]) -> str:
+    return "required" if option["required"] else json.dumps(option["default"], ensure_ascii=False)
+
+
+def _explanation(option: dict[str, Any]) -> str:
+    return "; ".join(filter(None, [option["description"], *option["traits"]]))

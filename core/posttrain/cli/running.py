@@ -1,0 +1,169 @@
+"""The verbs that plan and run: `plan`, `run`, `resume`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Sets, Workspace, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from posttrain.execution.session import RunReport, RunStatus
+    from posttrain.pipeline import Pipeline, Selection
+    from posttrain.planning.plan import Plan
+
+Spec = Annotated[str, typer.Argument(metavar="PIPELINE", help="A pipeline file, or the name of a recipe.")]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="STAGE", help="Run this stage and what it needs.")
+]
+From = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from", metavar="STAGE", help="Run this stage and what follows; what comes before must be cached."
+    ),
+]
+Tiny = Annotated[bool, typer.Option("--tiny", help="A smoke run: every stage at its smallest.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the final table.")]
+RunnerName = Annotated[
+    str | None,
+    typer.Option("--runner", help="prefect, sequential, process, or inline (this process, for a debugger)."),
+]
+
+
+def plan(
+    pipeline: Spec,
+    sets: Sets = None,
+    only: Only = None,
+    start: From = None,
+    tiny: Tiny = False,
+    workspace: Workspace = DEFAULT_WORKSPACE,
+    as_json: Json = False,
+) -> None:
+    """Show what a run would do and why; starts nothing."""
+    from posttrain.pipeline import Pipeline
+
+    found = Pipeline.find(pipeline, sets or ()).plan(workspace.absolute(), _selection(only, start, tiny))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        from posttrain.cli.planview import show_plan
+
+        show_plan(found)
+    if found.refused:
+        raise typer.Exit(2)
+
+
+def run(
+    pipeline: Spec,
+    sets: Sets = None,
+    only: Only = None,
+    start: From = None,
+    tiny: Tiny = False,
+    runner: RunnerName = None,
+    workspace: Workspace = DEFAULT_WORKSPACE,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a pipeline; what is cached is reused."""
+    from posttrain.pipeline import Pipeline, require_allowed
+
+    loaded = Pipeline.find(pipeline, sets or ())
+    selection = _selection(only, start, tiny)
+    workspace = workspace.absolute()
+    planned = loaded.plan(workspace, selection)
+    require_allowed(planned)
+    if planned.nothing_to_do:
+        _nothing_to_do(loaded, planned, workspace, quiet=quiet, as_json=as_json)
+        return
+    from posttrain.cli.live import view
+
+    with view(planned.graph.order, quiet=quiet or as_json) as watching:
+        report = loaded.run(
+            workspace, runner=runner, selection=selection, observer=watching.observe, plan=planned
+        )
+    _conclude(report, workspace, as_json=as_json)
+
+
+def resume(
+    run: Annotated[str | None, typer.Argument(help="The run; the newest one when left out.")] = None,
+    runner: RunnerName = None,
+    workspace: Workspace = DEFAULT_WORKSPACE,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that was interrupted, was killed, or failed."""
+    from posttrain.cli.live import view
+    from posttrain.pipeline import Pipeline
+
+    with view((), quiet=quiet or as_json) as watching:
+        report = Pipeline.resume(workspace.absolute(), run, runner=runner, observer=watching.observe)
+    _conclude(report, workspace.absolute(), as_json=as_json)
+
+
+def _selection(only: list[str] | None, start: list[str] | None, tiny: bool) -> Selection:
+    from posttrain.pipeline import Selection
+
+    return Selection(tuple(only or ()), tuple(start or ()), tiny)
+
+
+def _nothing_to_do(loaded: Pipeline, planned: Plan, workspace: Path, *, quiet: bool, as_json: bool) -> None:
+    """Report a fully cached pipeline; trackers are brought up to date only where they lack something."""
+    from posttrain.contracts.runner import NodeStatus
+    from posttrain.execution.session import overall
+    from posttrain.pipeline import runs_behind
+
+    trackers = loaded.trackers()
+    for name, run_name in runs_behind(loaded, workspace):
+        trackers[name]().sync(workspace, run_name)
+    verdicts = {"rejected": NodeStatus.REJECTED, "inconclusive": NodeStatus.INCONCLUSIVE}
+    status = overall(
+        verdicts.get(node.record.status if node.record else "skipped", NodeStatus.CACHED)
+        for node in planned.nodes.values()
+    )
+    if as_json:
+        print_json({**planned.as_dict(), "status": status})
+    else:
+        from posttrain.cli.planview import show_cached
+
+        show_cached(planned, quiet=quiet)
+    _leave(status)
+
+
+def _conclude(report: RunReport, workspace: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_as_dict(report))
+    else:
+        from posttrain.cli.reportview import show_report
+
+        show_report(report, workspace)
+    _leave(report.status)
+
+
+def _leave(status: RunStatus) -> None:
+    from posttrain.execution.session import RunReport
+
+    code = RunReport("", status, {}).exit_code
+    if code:
+        raise typer.Exit(int(code))
+
+
+def _as_dict(report: RunReport) -> dict[str, Any]:
+    return {
+        "run": report.run,
+        "status": report.status,
+        "nodes": [
+            {
+                "node": result.node,
+                "status": result.status.value,
+                "seconds": result.seconds,
+                "outputs": dict(result.outputs),
+                "figures": dict(result.figures),
+                "summary": result.summary,
+                "error": result.error,
+            }
+            for result in report.results.values()
+        ],
+    }

@@ -1,0 +1,1 @@
+"""The contracts: one file per extension point."""

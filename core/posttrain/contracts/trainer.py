@@ -1,0 +1,115 @@
+"""The trainer contract: which rows, which sequences, which forwards, which losses.
+
+The training loop does the rest. torch and transformers appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from posttrain.contracts.loss import Family
+from posttrain.contracts.stage import Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """One token sequence with the positions that are supervised.
+
+    Args:
+        tokens: Token ids, length T.
+        supervised: T truth values; position t counts when token t is to be predicted. Position 0 never is.
+        role: What the sequence is to its example: `completion`, `chosen`, `rejected`.
+    """
+
+    tokens: Sequence[int]
+    supervised: Sequence[bool] | Sequence[int]
+    role: str
+
+    @property
+    def predicted(self) -> int:
+        """How many tokens are to be predicted."""
+        return sum(map(bool, self.supervised[1:]))
+
+
+@dataclass(frozen=True)
+class Example:
+    """One dataset row as sequences; `row` is its index in the dataset, `weight` multiplies its values.
+
+    Every example of a trainer has the same number of sequences in the same order of roles. They are never
+    separated: a micro-batch holds all of an example or none of it.
+    """
+
+    row: int
+    sequences: tuple[TokenSequence, ...]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the policy says about the N supervised tokens of the S sequences of E examples.
+
+    Args:
+        examples: The E examples; their sequences follow each other in this order.
+        logp: log π(token | prefix), shape [N], nats, with gradient.
+        entropy: Entropy of the policy at each token, shape [N], nats, without gradient.
+        top1: Whether the token is the policy's most likely one, shape [N], bool.
+        sequence: Index of the sequence each token belongs to, shape [N], ascending.
+        weight: Each example's weight, shape [E].
+        reference: Σ log π_ref over each sequence's supervised tokens, shape [S], where the loss needs it.
+    """
+
+    examples: Sequence[Example]
+    logp: Tensor
+    entropy: Tensor
+    top1: Tensor
+    sequence: Tensor
+    weight: Tensor
+    reference: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """Sequences of each example."""
+        return len(self.examples[0].sequences)
+
+    def totals(self, values: Tensor) -> Tensor:
+        """Sum token values over each sequence: shape [N] to [E, sequences of an example]."""
+        zeros = values.new_zeros(len(self.examples) * self.width)
+        return zeros.index_add(0, self.sequence, values).view(len(self.examples), self.width)
+
+
+class Trainer(Stage):
+    """A stage that optimizes a policy. Registered under `Group.TRAINER` as `train.…`, its stage name.
+
+    Class attributes:
+        family: The family of losses it drives.
+        formats: The dataset formats it takes.
+        dropout: Whether the model's dropout stays active while it trains.
+        diagnostics: Whether it uses the scores' `entropy` and `top1`; they are zeros otherwise.
+    """
+
+    family: ClassVar[Family]
+    formats: ClassVar[frozenset[str]]
+    dropout: ClassVar[bool] = True
+    diagnostics: ClassVar[bool] = False
+
+    @abstractmethod
+    def example(self, row: Mapping[str, Any], index: int, encoder: Any, format: str) -> Example | str:
+        """Turn one row of a dataset of `format` into sequences, or return why the row is dropped."""
+
+    @abstractmethod
+    def batch(self, scores: Scores) -> Any:
+        """Assemble the loss family's batch from the scores of one micro-batch."""
+
+    def invariants(self, metrics: Mapping[str, float], config: Any) -> Sequence[str]:
+        """Return what is wrong with the metrics of the very first step's forwards, before any update.
+
+        Where the loss needs a reference, `reference/gap` is the largest |log π − log π_ref| of a sequence, in
+        nats a token.
+        """
+        return ()

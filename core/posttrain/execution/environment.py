@@ -1,0 +1,143 @@
+"""A stage process's environment: threads, devices, no network, and no secret it did not declare."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+
+import posttrain
+from posttrain.errors import StageError
+from posttrain.planning.secrets import has_secret_shape, is_reference, looks_like_secret, resolve
+
+BRIDGES = "bridges"
+
+_SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|KEY(S|_ID)?(_|$)", re.IGNORECASE)
+
+_FIXED = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    # OpenBLAS (NumPy's) starts threads on import. The zygote must have none, and launchers agree.
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+def without_secrets(environ: Mapping[str, str], declared: Collection[str] = ()) -> dict[str, str]:
+    """Return `environ` without the variables that hold secrets, except those the stage declared."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in declared
+        or not (_SECRET_NAME.search(name) or looks_like_secret(name, value) or has_secret_shape(value))
+    }
+
+
+def worker_environment(
+    environ: Mapping[str, str],
+    *,
+    threads: int,
+    gpus: Sequence[str] = (),
+    secrets: Collection[str] = (),
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the environment of a stage's process.
+
+    Args:
+        environ: The parent's environment.
+        threads: Threads for numerical libraries; set before anything is imported.
+        gpus: Ids of the GPUs it may see; none hides all of them.
+        secrets: Names of the variables that the stage declared.
+        extra: What the pipeline sets under `runtime.env`, secrets by reference; it wins.
+
+    Raises:
+        SpecError: A reference's variable is not set.
+    """
+    return {
+        **without_secrets(environ, secrets),
+        **_FIXED,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        **{
+            name: resolve(value, environ) if is_reference(value) else value
+            for name, value in (extra or {}).items()
+        },
+    }
+
+
+def with_posttrain(environ: Mapping[str, str], python: str, workspace: Path) -> dict[str, str]:
+    """Return `environ` such that another interpreter finds posttrain, this one's copy if need be.
+
+    The bridge to this copy is a directory of links to the posttrain packages and their metadata alone, so
+    that no other library of this interpreter can shadow the runtime's own.
+
+    Raises:
+        StageError: The interpreter does not start, or lacks what posttrain itself needs.
+    """
+    found = _imports_posttrain(python, environ.get("PYTHONPATH"))
+    if found is None:
+        return dict(environ)
+    path = os.pathsep.join(filter(None, [str(_bridge(workspace)), environ.get("PYTHONPATH")]))
+    problem = _imports_posttrain(python, path)
+    if problem is not None:
+        raise StageError(
+            "posttrain cannot be imported by the interpreter of this stage",
+            where=f"runtime.python: {python}",
+            found=problem,
+            fix=f"{python} -m pip install posttrain",
+        )
+    return {**environ, "PYTHONPATH": path}
+
+
+@cache
+def _imports_posttrain(python: str, path: str | None) -> str | None:
+    """Return None when the interpreter can import the worker, else the last line of what it said."""
+    environ = without_secrets(os.environ) | ({} if path is None else {"PYTHONPATH": path})
+    command = [python, "-P", "-c", "import posttrain.execution.worker"]
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StageError(
+            "the interpreter of this stage does not start",
+            where=f"runtime.python: {python}",
+            found=error,
+            expected="the path of a Python 3.11 or newer",
+        ) from error
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
+
+
+def _bridge(workspace: Path) -> Path:
+    """Return a directory that holds links to the posttrain packages and their metadata."""
+    links = {Path(path).name: Path(path) for path in _packages()}
+    label = hashlib.sha256("\n".join(map(str, sorted(links.values()))).encode()).hexdigest()[:12]
+    bridge = workspace / BRIDGES / label
+    bridge.mkdir(parents=True, exist_ok=True)
+    for name, target in links.items():
+        if not (bridge / name).exists():
+            temporary = bridge / f".{name}.{os.getpid()}"
+            temporary.symlink_to(target)
+            temporary.replace(bridge / name)
+    return bridge
+
+
+def _packages() -> list[Path]:
+    """Return the directories of posttrain, of the packages its own entry points name, and of its metadata."""
+    found = [Path(str(posttrain.__file__)).parent]
+    try:
+        distribution = metadata.distribution("posttrain")
+    except metadata.PackageNotFoundError:
+        return found
+    for entry in distribution.entry_points.select(group="posttrain"):
+        spec = util.find_spec(entry.module.partition(".")[0])
+        found += [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    records = (Path(place) / f"posttrain-{distribution.version}.dist-info" for place in sys.path)
+    return found + [record for record in records if record.is_dir()][:1]

@@ -1,0 +1,137 @@
+"""The journal: the authoritative, append-only record of a run.
+
+One JSON object a line, fsynced. Every projection (terminal, MLflow, Prefect, `status`) is derived from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from posttrain.contracts.runner import NodeStatus
+from posttrain.errors import StoreError
+
+JOURNAL = "journal.jsonl"
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    time: float = Field(default_factory=time.time)
+
+
+class RunStarted(_Entry):
+    """A run began, or was resumed (`resumed` is then true)."""
+
+    type: Literal["run-started"] = "run-started"
+    run: str
+    pipeline: str
+    spec_digest: str
+    runner: str
+    pid: int
+    resumed: bool = False
+
+
+class NodeStarted(_Entry):
+    """A worker was launched for a node."""
+
+    type: Literal["node-started"] = "node-started"
+    node: str
+    uses: str
+    key: str
+    attempt: int
+    config: dict[str, Any]
+    inputs: dict[str, list[str]]
+
+
+class NodeEnded(_Entry):
+    """A node came to its end in this run; `key` is None when it was skipped."""
+
+    type: Literal["node-ended"] = "node-ended"
+    node: str
+    uses: str
+    key: str | None = None
+    attempt: int | None = None
+    status: NodeStatus
+    outputs: dict[str, str] = {}
+    inputs: dict[str, list[str]] = {}
+    config: dict[str, Any] = {}
+    figures: dict[str, float] = {}
+    seconds: float = 0.0
+    summary: str = ""
+    error: dict[str, Any] | None = None
+
+
+class RunNote(_Entry):
+    """Something about the run as a whole, such as a tracker's outage."""
+
+    type: Literal["note"] = "note"
+    message: str
+
+
+class RunEnded(_Entry):
+    """The run came to its end. A run without this entry whose process is gone was killed."""
+
+    type: Literal["run-ended"] = "run-ended"
+    status: Literal["completed", "rejected", "inconclusive", "failed", "interrupted"]
+
+
+Entry = Annotated[RunStarted | NodeStarted | NodeEnded | RunNote | RunEnded, Field(discriminator="type")]
+_ENTRY: TypeAdapter[RunStarted | NodeStarted | NodeEnded | RunNote | RunEnded] = TypeAdapter(Entry)
+
+
+class Journal:
+    """Appends entries to one run's journal; safe to use from several threads of one process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / JOURNAL
+        self._lock = threading.Lock()
+
+    def append(self, entry: RunStarted | NodeStarted | NodeEnded | RunNote | RunEnded) -> None:
+        """Write one entry and force it to disk."""
+        line = entry.model_dump_json() + "\n"
+        with self._lock, self.path.open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_journal(directory: Path) -> Iterator[RunStarted | NodeStarted | NodeEnded | RunNote | RunEnded]:
+    """Yield the entries of a run. A torn last line (the parent was killed while writing) is ignored."""
+    path = directory / JOURNAL
+    if not path.exists():
+        raise StoreError(
+            "this run has no journal", where=str(path), fix="see `posttrain status` for the runs there are"
+        )
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        try:
+            yield _ENTRY.validate_json(line)
+        except ValueError as error:
+            if number == len(lines) - 1:
+                return
+            raise StoreError("this journal is damaged", where=f"{path}:{number + 1}", found=error) from error
+
+
+def node_ends(directory: Path) -> Mapping[str, NodeEnded]:
+    """Return the last end of every node of a run."""
+    return {entry.node: entry for entry in read_journal(directory) if isinstance(entry, NodeEnded)}
+
+
+def tail_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the complete event lines after `offset`, and the offset to go on from."""
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        chunk = file.read()
+    end = chunk.rfind(b"\n") + 1
+    return [json.loads(line) for line in chunk[:end].splitlines() if line], offset + end

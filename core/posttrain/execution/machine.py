@@ -1,0 +1,34 @@
+"""What a stage really ran on, for the record: never part of a key."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+from posttrain.planning.plan import current_versions
+
+
+def used_versions() -> dict[str, str]:
+    """Return the versions of Python, of posttrain and of the tracked libraries that were imported."""
+    always = ("python", "posttrain")
+    return {
+        name: version for name, version in current_versions().items() if name in always or name in sys.modules
+    }
+
+
+def used_device(device: str | None) -> str:
+    """Return the device in words, such as `cpu (x86_64)` or `cuda (NVIDIA H200)`."""
+    torch: Any = sys.modules.get("torch")
+    if device == "cuda" and torch is not None and torch.cuda.is_available():
+        return f"cuda ({torch.cuda.get_device_name(0)})"
+    return f"cpu ({platform.machine()})"
+
+
+def used_threads(threads: int | None) -> int:
+    """Return the number of threads of numerical libraries."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        return int(torch.get_num_threads())
+    return threads or os.cpu_count() or 1

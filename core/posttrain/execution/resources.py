@@ -1,0 +1,139 @@
+"""What this machine has, and who may use it now: counted CPUs, GPUs and memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posttrain.errors import Interrupted, StageError
+from posttrain.planning.spec import Resources
+
+_POLL = 0.2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is: usable CPUs, ids of visible GPUs, bytes of memory."""
+
+    cpus: int
+    gpus: tuple[str, ...]
+    memory: int
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Look at this machine without touching CUDA."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            count = sum(
+                1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()
+            )
+            gpus = tuple(str(number) for number in range(count))
+        else:
+            gpus = tuple(filter(None, (part.strip() for part in visible.split(","))))
+        affinity = getattr(os, "sched_getaffinity", None)
+        cpus = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+        return cls(cpus, gpus, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one node needs."""
+
+    cpus: int
+    gpus: int
+    memory: int
+
+    @classmethod
+    def of(cls, resources: Resources, machine: Machine, *, heavy: bool) -> Demand:
+        """Return what a node needs on this machine.
+
+        Without `cpus:`, a stage that computes (it preloads libraries) takes all CPUs, or its GPUs' share,
+        and any other stage one. So the number of threads never depends on what else happens to run.
+        """
+        share = machine.cpus
+        if resources.gpus and machine.gpus:
+            share = max(1, machine.cpus * resources.gpus // len(machine.gpus))
+        return cls(
+            cpus=resources.cpus or (share if heavy else 1),
+            gpus=resources.gpus,
+            memory=resources.memory_bytes or 0,
+        )
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a node may use until it gives it back."""
+
+    cpus: int
+    gpus: tuple[str, ...]
+    memory: int
+
+
+@dataclass
+class Pool:
+    """Hands out a machine's resources to the threads of one run."""
+
+    machine: Machine
+    _free: Machine = field(init=False)
+    _changed: threading.Condition = field(init=False, default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        self._free = self.machine
+
+    @contextmanager
+    def granted(self, node: str, demand: Demand, stopping: Callable[[], bool]) -> Iterator[Grant]:
+        """Wait until the demand can be met and hold what was granted.
+
+        Raises:
+            StageError: The machine does not have that much.
+            Interrupted: The run was asked to stop meanwhile.
+        """
+        self._refuse_impossible(node, demand)
+        with self._changed:
+            while not self._fits(demand):
+                if stopping():
+                    raise Interrupted(
+                        "stopped while waiting for resources", where=node, fix="posttrain resume"
+                    )
+                self._changed.wait(_POLL)
+            grant = self._take(demand)
+        try:
+            yield grant
+        finally:
+            with self._changed:
+                self._free = Machine(
+                    self._free.cpus + grant.cpus,
+                    tuple(sorted((*self._free.gpus, *grant.gpus), key=self.machine.gpus.index)),
+                    self._free.memory + grant.memory,
+                )
+                self._changed.notify_all()
+
+    def _fits(self, demand: Demand) -> bool:
+        free = self._free
+        return demand.cpus <= free.cpus and demand.gpus <= len(free.gpus) and demand.memory <= free.memory
+
+    def _take(self, demand: Demand) -> Grant:
+        free = self._free
+        gpus, rest = free.gpus[: demand.gpus], free.gpus[demand.gpus :]
+        self._free = Machine(free.cpus - demand.cpus, rest, free.memory - demand.memory)
+        return Grant(demand.cpus, gpus, demand.memory)
+
+    def _refuse_impossible(self, node: str, demand: Demand) -> None:
+        machine = self.machine
+        for name, wanted, there in (
+            ("CPUs", demand.cpus, machine.cpus),
+            ("GPUs", demand.gpus, len(machine.gpus)),
+            ("bytes of memory", demand.memory, machine.memory),
+        ):
+            if wanted > there:
+                raise StageError(
+                    f"this node asks for more {name} than this machine has",
+                    where=node,
+                    found=f"{wanted} {name}",
+                    expected=f"at most {there}",
+                    fix="lower its `resources:`, or run it on a larger machine",
+                )

@@ -1,0 +1,307 @@
+"""One run of a graph: what a runner is given to perform nodes with."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from posttrain.artifacts.locks import held
+from posttrain.artifacts.store import KeyRecord, Store
+from posttrain.contracts.runner import NodeResult, NodeStatus
+from posttrain.contracts.stage import Input
+from posttrain.errors import Interrupted, StageError
+from posttrain.execution.binding import Bound, bind, declared_secrets
+from posttrain.execution.blame import explain
+from posttrain.execution.building import Builder, may_fork
+from posttrain.execution.commit import commit
+from posttrain.execution.environment import worker_environment
+from posttrain.execution.fork import Launchers
+from posttrain.execution.journal import NodeEnded, NodeStarted, RunEnded, RunNote, RunStarted
+from posttrain.execution.launch import InlineLauncher
+from posttrain.execution.liveness import Lifeline
+from posttrain.execution.records import RunRecord
+from posttrain.execution.resources import Machine, Pool
+from posttrain.execution.signals import Stop
+from posttrain.planning.graph import Graph, Node, Reference
+from posttrain.planning.handoffs import real_input
+from posttrain.planning.secrets import Redactor
+from posttrain.registry.catalogue import Catalogue
+
+LauncherName = Literal["auto", "process", "inline"]
+Observer = Callable[[dict[str, Any]], None]
+
+_ENDS = {
+    "completed": NodeStatus.COMPLETED,
+    "rejected": NodeStatus.REJECTED,
+    "inconclusive": NodeStatus.INCONCLUSIVE,
+}
+_WAIT = 0.1
+
+
+@dataclass
+class Trace:
+    """What is known of a node while it is performed, for its entry in the journal."""
+
+    node: Node
+    begun: float = field(default_factory=time.monotonic)
+    bound: Bound | None = None
+    attempt: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the node has taken so far."""
+        return time.monotonic() - self.begun
+
+
+class PipelineRun:
+    """Implements `posttrain.contracts.runner.Execution`.
+
+    Args:
+        graph: The nodes.
+        catalogue: The plugins.
+        record: Where the run keeps its record.
+        spec_digest: Digest of the pipeline.
+        plugins: Local plugin files, for the workers.
+        launcher: `auto` forks CPU stages from a preloaded interpreter, `process` never does, `inline` runs
+            stages in this process.
+        observer: Gets every journal entry and every event of a stage; called from several threads.
+        machine: What there is to hand out; by default what this machine has.
+        grace: Seconds a worker may take to checkpoint when the run stops.
+        debug: With `inline`, let a stage's exception through.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        catalogue: Catalogue,
+        record: RunRecord,
+        *,
+        spec_digest: str,
+        plugins: Sequence[Path] = (),
+        launcher: LauncherName = "auto",
+        observer: Observer | None = None,
+        machine: Machine | None = None,
+        grace: float = 60.0,
+        debug: bool = False,
+    ) -> None:
+        self.run = record.run
+        self.workspace = record.workspace
+        self.spec_digest = spec_digest
+        self.order: Sequence[str] = graph.order
+        self.dependencies: Mapping[str, Sequence[str]] = graph.dependencies
+        self.record = record
+        self.stop = Stop()
+        self.results: dict[str, NodeResult] = {}
+        self._graph = graph
+        self._catalogue = catalogue
+        self._store = Store(record.workspace)
+        self._journal = record.journal
+        self._observer = observer
+        self._debug = debug
+        secrets = {name for node in graph.nodes.values() for name in declared_secrets(node)}
+        self._redactor = Redactor(os.environ[name] for name in sorted(secrets) if name in os.environ)
+        self._outputs: dict[Reference, Input] = {}
+        self._lock = threading.Lock()
+        self._lifeline = Lifeline()
+        machine = machine or Machine.here()
+        self._launchers = Launchers(
+            preload=_preload(graph) if launcher == "auto" else (),
+            environment=worker_environment(os.environ, threads=machine.cpus),
+            log=record.directory / "zygote.log",
+            note=self.note,
+        )
+        inline = InlineLauncher(lambda: self.stop.requested, debug) if launcher == "inline" else None
+        self._builder = Builder(
+            graph=graph,
+            store=self._store,
+            record=record,
+            plugins=[str(Path(file).absolute()) for file in plugins],
+            pool=Pool(machine),
+            launchers=self._launchers,
+            inline=inline,
+            lifeline=self._lifeline,
+            stop=self.stop,
+            grace=grace,
+            redactor=self._redactor,
+            note=self.note,
+            forward=self._forward,
+        )
+
+    def begin(self, pipeline: str, runner: str, *, resumed: bool = False) -> None:
+        """Write the run's beginning into the journal."""
+        self._enter(
+            RunStarted(
+                run=self.run,
+                pipeline=pipeline,
+                spec_digest=self.spec_digest,
+                runner=runner,
+                pid=os.getpid(),
+                resumed=resumed,
+            )
+        )
+
+    def finish(
+        self, status: Literal["completed", "rejected", "inconclusive", "failed", "interrupted"]
+    ) -> None:
+        """Write the run's end into the journal."""
+        self._enter(RunEnded(status=status))
+
+    def close(self) -> None:
+        """End the preloaded interpreter and whatever still runs."""
+        self._launchers.close()
+        self._lifeline.close()
+
+    def note(self, message: str) -> None:
+        """Put a note into the journal and tell the observer."""
+        self._enter(RunNote(message=self._redactor.text(message)))
+
+    def perform(self, node: str) -> NodeResult:
+        """Bind, reuse or run one node, journal it, and return its end."""
+        self._require_order(node)
+        trace = Trace(self._graph.nodes[node])
+        try:
+            return self._perform(trace)
+        except Interrupted as error:
+            return self._end(trace, NodeStatus.INTERRUPTED, summary=error.message, error=error.as_dict())
+        except Exception as error:
+            parts = explain(error, trace.node.plugin.target, self.workspace)
+            result = self._end(trace, NodeStatus.FAILED, summary=str(parts["message"]), error=parts)
+            if self._debug and trace.attempt is not None:
+                raise
+            return result
+
+    def _require_order(self, node: str) -> None:
+        missing = [name for name in self.dependencies[node] if name not in self.results]
+        if missing:
+            raise StageError(
+                f"the runner performed {node} before what it depends on", where=node, found=", ".join(missing)
+            )
+
+    def _perform(self, trace: Trace) -> NodeResult:
+        node = trace.node
+        blocking = [self.results[name] for name in self.dependencies[node.name]]
+        blocked = [f"{result.node} ({result.status})" for result in blocking if not result.status.passes]
+        if self.stop.requested:
+            raise Interrupted(
+                "the run was stopped before this node began", where=node.name, fix="posttrain resume"
+            )
+        if blocked:
+            return self._end(trace, NodeStatus.SKIPPED, summary=f"needs {', '.join(blocked)}")
+        bound = trace.bound = bind(self._graph, node, self._outputs, self._catalogue, self._store)
+        # Held until the end is in the journal: a collection then spares the outputs, and another run waits.
+        with self._store.lock(bound.key, on_wait=lambda: self._wait(bound)) as lock:
+            record = self._cached(bound)
+            if record is not None:
+                status = _ENDS[record.status]
+                return self._finish(trace, record, NodeStatus.CACHED if status.passes else status)
+            if node.name in self._graph.required:
+                raise StageError(
+                    "this node is outside of the selection and its outputs are not in the store",
+                    where=node.name,
+                    fix="run the whole pipeline once, or select from an earlier stage",
+                )
+            result = self._builder.build(bound, lock, lambda started: self._started(trace, started))
+            record = commit(self._store, bound, result, self.run, trace.seconds)
+            self._store.clear_work(bound.key)
+            return self._finish(trace, record, _ENDS[record.status])
+
+    def _wait(self, bound: Bound) -> None:
+        """Wait for another process that builds the same outputs, without becoming deaf to a stop."""
+        self.note(f"{bound.node.name}: waits for another process that is building the same outputs")
+        while held(self._store.lock_file(bound.key)):
+            if self.stop.requested:
+                raise Interrupted("stopped while waiting for another process", where=bound.node.name)
+            time.sleep(_WAIT)
+
+    def _cached(self, bound: Bound) -> KeyRecord | None:
+        """Return what the key gave, if that still counts; else forget it, and let a note say why."""
+        node, record = bound.node, self._store.lookup(bound.key)
+        if record is None:
+            return None
+        if node.plugin.pinned(node.config) is not None and record.run != self.run:
+            return None
+        reason = self._store.usable(record)
+        if reason is not None:
+            self.note(f"{node.name}: {reason}; building it again")
+            self._store.forget(bound.key)
+            return None
+        if node.plugin.external:
+            reason = node.plugin.holds(node.config, bound.inputs, self.workspace)
+            if reason is not None:
+                self.note(f"{node.name}: {reason}; running it again")
+                return None
+        return record
+
+    def _started(self, trace: Trace, entry: NodeStarted) -> None:
+        trace.attempt = entry.attempt
+        self._enter(entry)
+
+    def _finish(self, trace: Trace, record: KeyRecord, status: NodeStatus) -> NodeResult:
+        """Make the outputs known to what depends on them and end the node."""
+        for port, digest in record.outputs.items():
+            reference = Reference(trace.node.name, port)
+            found = real_input(reference, self._store.get(digest))
+            with self._lock:
+                self._outputs[reference] = found
+        return self._end(
+            trace, status, outputs=record.outputs, figures=record.figures, summary=record.summary
+        )
+
+    def _end(
+        self,
+        trace: Trace,
+        status: NodeStatus,
+        *,
+        outputs: Mapping[str, str] | None = None,
+        figures: Mapping[str, float] | None = None,
+        summary: str = "",
+        error: Mapping[str, Any] | None = None,
+    ) -> NodeResult:
+        result = NodeResult(
+            node=trace.node.name,
+            status=status,
+            outputs=dict(outputs or {}),
+            figures=dict(figures or {}),
+            seconds=trace.seconds,
+            summary=self._redactor.text(summary),
+            error=None if error is None else self._redactor.value(dict(error)),
+        )
+        bound = trace.bound
+        self._enter(
+            NodeEnded(
+                node=result.node,
+                uses=trace.node.uses,
+                key=None if bound is None else bound.key,
+                attempt=trace.attempt,
+                status=status,
+                outputs=dict(result.outputs),
+                inputs={} if bound is None else bound.digests,
+                config={} if bound is None else bound.options,
+                figures=dict(result.figures),
+                seconds=result.seconds,
+                summary=result.summary,
+                error=None if result.error is None else dict(result.error),
+            )
+        )
+        with self._lock:
+            self.results[result.node] = result
+        return result
+
+    def _enter(self, entry: RunStarted | NodeStarted | NodeEnded | RunNote | RunEnded) -> None:
+        self._journal.append(entry)
+        self._forward(entry.model_dump(mode="json"))
+
+    def _forward(self, event: dict[str, Any]) -> None:
+        if self._observer is not None:
+            self._observer(event)
+
+
+def _preload(graph: Graph) -> tuple[str, ...]:
+    """Return the modules that the nodes which may be forked want, each once."""
+    nodes = [node for node in graph.nodes.values() if may_fork(node)]
+    return tuple(dict.fromkeys(module for node in nodes for module in node.plugin.preload))

@@ -1,0 +1,107 @@
+"""A whole run from its first journal entry to its exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Literal
+
+from posttrain.contracts.runner import NodeResult, NodeStatus, Runner
+from posttrain.errors import ExitCode, SpecError, StageError
+from posttrain.execution.run import PipelineRun
+from posttrain.execution.signals import on_stop_signals
+
+RunStatus = Literal["completed", "rejected", "inconclusive", "failed", "interrupted"]
+GRACE = "POSTTRAIN_GRACE_SECONDS"
+_DEFAULT_GRACE = 60.0
+
+_WORST_FIRST: tuple[tuple[NodeStatus, RunStatus], ...] = (
+    (NodeStatus.FAILED, "failed"),
+    (NodeStatus.INTERRUPTED, "interrupted"),
+    (NodeStatus.REJECTED, "rejected"),
+    (NodeStatus.INCONCLUSIVE, "inconclusive"),
+)
+_EXIT_CODES: dict[RunStatus, ExitCode] = {
+    "completed": ExitCode.OK,
+    "failed": ExitCode.FAILED,
+    "interrupted": ExitCode.INTERRUPTED,
+    "rejected": ExitCode.REJECTED,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+}
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """How a run ended."""
+
+    run: str
+    status: RunStatus
+    results: Mapping[str, NodeResult]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What the command reports to the shell."""
+        return exit_code(self.status)
+
+
+def execute(
+    run: PipelineRun, runner: Runner, *, pipeline: str, runner_name: str, resumed: bool = False
+) -> RunReport:
+    """Let a runner perform every node, with signals, journal and exit code around it.
+
+    What counts is what this process saw happen, not what the runner returns: a node that was never performed
+    fails the run.
+
+    Raises:
+        StoreError: Another process works on this run.
+        StageError: The runner left nodes out.
+        Exception: Whatever the runner itself raises; the journal then says that the run failed.
+    """
+    with run.record.claimed(), closing(run), on_stop_signals(lambda number: run.stop.ask()):
+        run.begin(pipeline, runner_name, resumed=resumed)
+        try:
+            runner.run(run)
+            _require_all(run)
+        except BaseException:
+            run.finish("interrupted" if run.stop.requested else "failed")
+            raise
+        status = overall(result.status for result in run.results.values())
+        run.finish(status)
+    return RunReport(run.run, status, dict(run.results))
+
+
+def _require_all(run: PipelineRun) -> None:
+    missing = [name for name in run.order if name not in run.results]
+    if missing:
+        raise StageError(
+            "the runner ended without performing every node", where=run.run, found=", ".join(missing)
+        )
+
+
+def exit_code(status: RunStatus) -> ExitCode:
+    """Return what the command reports to the shell for a run that ended so."""
+    return _EXIT_CODES[status]
+
+
+def overall(statuses: Iterable[NodeStatus]) -> RunStatus:
+    """Return how a run ended: the worst of its nodes decides."""
+    seen = set(statuses)
+    return next((status for node, status in _WORST_FIRST if node in seen), "completed")
+
+
+def grace_seconds() -> float:
+    """Return the seconds a worker may take to checkpoint on a stop (`POSTTRAIN_GRACE_SECONDS`, or 60)."""
+    text = os.environ.get(GRACE)
+    if text is None:
+        return _DEFAULT_GRACE
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise SpecError(
+            "this is not a number of seconds", where=GRACE, found=text, expected="a number such as 60"
+        )
+    return seconds

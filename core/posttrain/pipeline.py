@@ -1,0 +1,317 @@
+"""A pipeline, whether written as YAML or built in Python: plan it, run it, resume it.
+
+>>> pipeline = Pipeline({"task": {"uses": "data.synthetic", "with": {"generator": "reverse", "rows": 8}}})
+>>> sorted(pipeline.spec.stages)
+['task']
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from posttrain.artifacts.store import Store
+from posttrain.contracts.registration import Group
+from posttrain.contracts.runner import Runner
+from posttrain.errors import HandoffError, SpecError, StoreError
+from posttrain.execution.projection import Projection
+from posttrain.execution.records import RunRecord, create_run, find_run, list_runs, require_resumable
+from posttrain.execution.run import LauncherName, Observer, PipelineRun
+from posttrain.execution.sequential import SequentialRunner
+from posttrain.execution.session import RunReport, execute, grace_seconds
+from posttrain.planning.graph import Graph, build_graph, select
+from posttrain.planning.overrides import override
+from posttrain.planning.plan import Plan, Planner
+from posttrain.planning.problems import did_you_mean, listed
+from posttrain.planning.source import Source, load
+from posttrain.planning.spec import PipelineSpec, StageSpec, parse, resolved, snapshot, spec_digest
+from posttrain.registry.catalogue import Catalogue
+from posttrain.registry.discovery import discover
+
+WORKSPACE = ".posttrain"
+DEFAULT_RUNNER = "prefect"
+"""Used when it is installed; else the core's sequential runner."""
+
+_CORE_RUNNERS: dict[str, tuple[Callable[[], Runner], LauncherName]] = {
+    "sequential": (SequentialRunner, "auto"),
+    "process": (SequentialRunner, "process"),
+    "inline": (SequentialRunner, "inline"),
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of a pipeline to run, and how small.
+
+    Args:
+        only: Stages or nodes to run with what they need.
+        start: Stages or nodes to run with what follows; everything before must be cached (`--from`).
+        tiny: Overlay every stage's smoke-run options.
+    """
+
+    only: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    tiny: bool = False
+
+
+class Pipeline:
+    """A pipeline.
+
+    Args:
+        stages: Stage specs by name, as `StageSpec` objects or as the mappings a YAML file would hold.
+        name: What runs are called; defaults to the file's name.
+        plugins: Local plugin files, relative to `base`.
+        defaults: Options by glob on `uses`.
+        base: Directory that relative paths are resolved against; the working directory by default.
+
+    Raises:
+        SpecProblems: Everything that is wrong with the spec.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[str, StageSpec | Mapping[str, Any]],
+        *,
+        name: str | None = None,
+        plugins: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+        base: Path | None = None,
+    ) -> None:
+        plain = {key: _plain(stage) for key, stage in stages.items()}
+        data = {"plugins": list(plugins), "defaults": dict(defaults or {}), "stages": plain}
+        source = Source("pipeline", data if name is None else {"name": name, **data})
+        self._set(parse(source), source, (base or Path()).absolute(), name or "pipeline")
+
+    def _set(self, spec: PipelineSpec, source: Source, base: Path, name: str) -> None:
+        self.spec = spec
+        self.source = source
+        self.base = base
+        self.name = name
+
+    @classmethod
+    def from_file(cls, path: Path, sets: Sequence[str] = ()) -> Pipeline:
+        """Read a pipeline file, with `--set` overrides.
+
+        Raises:
+            SpecError: The file cannot be read; SpecProblems: everything that is wrong with it.
+        """
+        return cls._from_source(override(load(path), sets), path.absolute().parent, path.stem)
+
+    @classmethod
+    def find(cls, text: str, sets: Sequence[str] = ()) -> Pipeline:
+        """Read the pipeline file of that path, or the shipped recipe of that name."""
+        path = Path(text)
+        if path.exists() or path.suffix in (".yaml", ".yml"):
+            return cls.from_file(path, sets)
+        catalogue = discover()
+        recipes = catalogue.names(Group.RECIPE)
+        if text not in recipes:
+            raise SpecError(
+                "there is neither a pipeline file nor a recipe of that name",
+                where=text,
+                expected=f"a path, or one of {listed(recipes)}",
+                fix=did_you_mean(text, recipes),
+            )
+        recipe = Path(catalogue.load(Group.RECIPE, text))
+        return cls._from_source(override(load(recipe), sets), Path().absolute(), text)
+
+    @classmethod
+    def _from_source(cls, source: Source, base: Path, name: str) -> Pipeline:
+        pipeline = cls.__new__(cls)
+        spec = parse(source)
+        pipeline._set(spec, source, base, spec.name or name)
+        return pipeline
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the resolved spec."""
+        return spec_digest(self.spec)
+
+    @property
+    def plugin_files(self) -> list[Path]:
+        """The local plugin files, absolute."""
+        return [(self.base / file).absolute() for file in self.spec.plugins]
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        """The plugins this pipeline sees."""
+        return discover(self.plugin_files)
+
+    def graph(self, selection: Selection = Selection()) -> Graph:
+        """Return the graph of nodes, or the selected part of it."""
+        whole = build_graph(resolved(self.spec, self.source), self.catalogue, self.base, tiny=selection.tiny)
+        return select(whole, only=selection.only, start=selection.start)
+
+    def plan(self, workspace: Path | None = None, selection: Selection = Selection()) -> Plan:
+        """Return what a run would do. Starts nothing and imports nothing heavy."""
+        launch = (sys.executable, "-m", "posttrain.execution", "request.json")
+        store = Store((workspace or Path(WORKSPACE)).absolute())
+        return Planner(self.graph(selection), self.catalogue, store, launch).plan(self.name, self.digest)
+
+    def run(
+        self,
+        workspace: Path | None = None,
+        *,
+        runner: str | None = None,
+        selection: Selection = Selection(),
+        observer: Observer | None = None,
+        plan: Plan | None = None,
+        track: bool = True,
+    ) -> RunReport:
+        """Run the pipeline.
+
+        Args:
+            workspace: The workspace; `.posttrain` in the working directory by default.
+            runner: `prefect`, `sequential`, `process`, `inline` (in this process, for debugging) or a plugin's.
+            selection: Which part to run.
+            observer: Gets every journal entry and every stage event.
+            plan: The plan, when it was made already.
+            track: Keep trackers in step with the run.
+
+        Raises:
+            HandoffError: The plan found hand-offs that do not fit.
+        """
+        workspace = (workspace or Path(WORKSPACE)).absolute()
+        plan = plan or self.plan(workspace, selection)
+        require_allowed(plan)
+        chosen = self._runner(runner)
+        record = create_run(workspace, self._record(selection, runner), plan.as_dict())
+        return self._execute(record, plan.graph, chosen, observer, track, resumed=False)
+
+    @classmethod
+    def resume(
+        cls,
+        workspace: Path,
+        run: str | None = None,
+        *,
+        runner: str | None = None,
+        observer: Observer | None = None,
+        track: bool = True,
+    ) -> RunReport:
+        """Go on with a run that was interrupted, killed, or failed: the newest such one, or the one named.
+
+        Raises:
+            StoreError: There is no such run, it is running, or it is completed.
+        """
+        record = find_run(workspace, run)
+        require_resumable(record)
+        pipeline, selection, recorded = cls.recorded(record)
+        chosen = pipeline._runner(runner or recorded)
+        return pipeline._execute(record, pipeline.graph(selection), chosen, observer, track, resumed=True)
+
+    @classmethod
+    def recorded(cls, record: RunRecord) -> tuple[Pipeline, Selection, str | None]:
+        """Return the pipeline, the selection and the runner that a run was started with."""
+        kept = record.pipeline()
+        source = Source(f"run {record.run}", kept["spec"])
+        pipeline = cls._from_source(source, Path(kept["base"]), kept["name"])
+        selection = Selection(tuple(kept["only"]), tuple(kept["from"]), bool(kept["tiny"]))
+        return pipeline, selection, kept["runner"]
+
+    def _record(self, selection: Selection, runner: str | None) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "spec": snapshot(self.spec),
+            "spec_digest": self.digest,
+            "base": str(self.base),
+            "only": list(selection.only),
+            "from": list(selection.start),
+            "tiny": selection.tiny,
+            "runner": runner,
+        }
+
+    def _runner(self, name: str | None) -> tuple[str, Runner, LauncherName]:
+        registered = self.catalogue.names(Group.RUNNER)
+        name = name or (DEFAULT_RUNNER if DEFAULT_RUNNER in registered else "sequential")
+        if name in _CORE_RUNNERS:
+            make, launcher = _CORE_RUNNERS[name]
+            return name, make(), launcher
+        if name not in registered:
+            known = [*_CORE_RUNNERS, *registered]
+            raise SpecError(
+                "there is no such runner", where="--runner", found=name, expected=f"one of {listed(known)}",
+                fix=did_you_mean(name, known),
+            )  # fmt: skip
+        return name, self.catalogue.load(Group.RUNNER, name)(), "auto"
+
+    def _execute(
+        self,
+        record: RunRecord,
+        graph: Graph,
+        chosen: tuple[str, Runner, LauncherName],
+        observer: Observer | None,
+        track: bool,
+        *,
+        resumed: bool,
+    ) -> RunReport:
+        name, runner, launcher = chosen
+        run = PipelineRun(
+            graph,
+            self.catalogue,
+            record,
+            spec_digest=self.digest,
+            plugins=self.plugin_files,
+            launcher=launcher,
+            observer=observer,
+            grace=grace_seconds(),
+            debug=launcher == "inline",
+        )
+        trackers = self.trackers() if track else {}
+        tracking = Projection(trackers, record.workspace, record.run, run.note) if trackers else nullcontext()
+        with tracking:
+            return execute(run, runner, pipeline=self.name, runner_name=name, resumed=resumed)
+
+    def trackers(self) -> dict[str, Callable[[], Any]]:
+        """Return what makes each registered tracker."""
+        return {name: partial(_make, self.catalogue, name) for name in self.catalogue.names(Group.TRACKER)}
+
+
+def require_allowed(plan: Plan) -> None:
+    """Refuse a plan whose hand-offs do not fit or whose selection lacks what it needs.
+
+    Raises:
+        HandoffError: Some hand-off does not fit.
+        StoreError: `--from` leaves out stages that are not cached.
+    """
+    if plan.refused:
+        first, *others = plan.refused
+        raise HandoffError(
+            f"{first.rule}: {first.message}",
+            where=f"{first.node}.{first.port}" if first.port else first.node,
+            found=None if not others else "besides, " + "; ".join(f"{f.node}: {f.message}" for f in others),
+            fix=first.fix,
+        )
+    if plan.unbuilt:
+        raise StoreError(
+            "these stages come before the selection and are not in the cache",
+            where="--from",
+            found=", ".join(plan.unbuilt),
+            fix="run without --from, or select from an earlier stage",
+        )
+
+
+def runs_behind(pipeline: Pipeline, workspace: Path) -> list[tuple[str, str]]:
+    """Return (tracker, run) for every run of this workspace that a tracker lacks something of."""
+    behind: list[tuple[str, str]] = []
+    for name, make in pipeline.trackers().items():
+        tracker = make()
+        behind.extend(
+            (name, r.run) for r in list_runs(workspace) if not r.live and tracker.behind(workspace, r.run)
+        )
+    return behind
+
+
+def _make(catalogue: Catalogue, name: str) -> Any:
+    return catalogue.load(Group.TRACKER, name)()
+
+
+def _plain(stage: StageSpec | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(stage, StageSpec):
+        return stage.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return json.loads(json.dumps(stage))  # type: ignore[no-any-return]

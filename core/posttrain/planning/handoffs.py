@@ -1,0 +1,92 @@
+"""What reaches a node's ports, and what the hand-off rules say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from posttrain.artifacts.kinds import Kind
+from posttrain.artifacts.manifest import Artifact
+from posttrain.contracts.registration import Group
+from posttrain.contracts.rule import Site
+from posttrain.contracts.stage import Certainty, Finding, Input, Level, Prediction
+from posttrain.errors import PosttrainError
+from posttrain.planning.graph import Graph, Node, Reference
+from posttrain.registry.catalogue import Catalogue
+
+PROMPTS = "prompts.txt"
+"""A dataset artifact may carry one prompt hash a line in this file; the leakage rule reads it."""
+
+
+def real_input(reference: Reference, artifact: Artifact) -> Input:
+    """Return an input whose facts come from a committed artifact."""
+    prompts: frozenset[str] | None = None
+    if artifact.kind == Kind.DATASET and artifact.file(PROMPTS).exists():
+        prompts = frozenset(artifact.file(PROMPTS).read_text().split())
+    return Input(str(reference), artifact.kind, artifact.facts, artifact, prompts)
+
+
+def predicted_inputs(
+    graph: Graph, node: Node, inputs: Mapping[str, Sequence[Input]]
+) -> dict[Reference, Input]:
+    """Return what a node is expected to put out, before it has run."""
+    predictions: Mapping[str, Prediction] = node.plugin.predict(node.config, inputs)
+    found = {}
+    for port in node.outputs():
+        prediction = predictions.get(port.name) or Prediction(min(port.kinds))
+        prompts = (
+            node.plugin.prompts(node.config, port.name, graph.base)
+            if prediction.kind == Kind.DATASET
+            else None
+        )
+        reference = Reference(node.name, port.name)
+        found[reference] = Input(str(reference), prediction.kind, prediction.facts, None, prompts)
+    return found
+
+
+@dataclass(frozen=True)
+class Handoffs:
+    """Judges the hand-offs of a graph with the stages' own checks and with every registered rule."""
+
+    graph: Graph
+    catalogue: Catalogue
+
+    def inputs(self, node: Node, outputs: Mapping[Reference, Input]) -> dict[str, list[Input]]:
+        """Return what reaches each port of a node."""
+        return {
+            port: [outputs[reference] for reference in references] for port, references in node.inputs.items()
+        }
+
+    def site(self, node: Node, outputs: Mapping[Reference, Input]) -> Site:
+        """Return a node as the rules see it, with its ancestors."""
+        return self._site(node.name, outputs, {})
+
+    def _site(self, name: str, outputs: Mapping[Reference, Input], made: dict[str, Site]) -> Site:
+        if name not in made:
+            node = self.graph.nodes[name]
+            upstream = {
+                str(reference): self._site(reference.node, outputs, made)
+                for references in node.inputs.values()
+                for reference in references
+            }
+            made[name] = Site(name, node.uses, node.plugin, node.config, self.inputs(node, outputs), upstream)
+        return made[name]
+
+    def findings(self, node: Node, outputs: Mapping[Reference, Input]) -> list[Finding]:
+        """Return what the stage's check and every rule have to say about one node.
+
+        A rule that raises says so as an error of its own, so that a broken rule never passes for silence.
+        """
+        site = self.site(node, outputs)
+        found = list(node.plugin.check(node.config, site.inputs))
+        for name in self.catalogue.names(Group.RULE):
+            try:
+                found.extend(self.catalogue.load(Group.RULE, name)().check(site))
+            except PosttrainError as error:
+                found.append(Finding(name, Level.ERROR, Certainty.VERIFIED, error.message, fix=error.fix))
+        return [replace(finding, node=node.name) for finding in found]
+
+
+def refusals(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that forbid a run: errors that rest on real or predicted manifests."""
+    return [f for f in findings if f.level == Level.ERROR and f.certainty != Certainty.UNKNOWN]

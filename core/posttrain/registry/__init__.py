@@ -1,0 +1,1 @@
+"""Discovery, isolation and look-up of plugins."""

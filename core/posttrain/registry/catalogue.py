@@ -1,0 +1,246 @@
+"""The typed look-up of plugins: names to registrations to validated plugin objects."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from posttrain.contracts.registration import Group
+from posttrain.contracts.stage import Stage
+from posttrain.errors import PluginError
+from posttrain.registry.isolation import Failure, isolated
+from posttrain.registry.status import Entry, PluginStatus, Status
+from posttrain.registry.suggestion import did_you_mean
+from posttrain.registry.validation import faults
+
+__all__ = ["Catalogue", "Conflict", "Entry", "PluginStatus", "Status"]
+
+_FOUND_IN: Mapping[Group, tuple[Group, ...]] = {
+    **{group: (group,) for group in Group},
+    Group.STAGE: (Group.STAGE, Group.TRAINER),
+}
+"""Where a name of a group is looked for: a trainer is a stage."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A name that several third-party plugins claim; it cannot be used."""
+
+    group: Group
+    name: str
+    entries: tuple[Entry, ...]
+
+    def error(self) -> PluginError:
+        """Return the error for the one who needs the name."""
+        first = self.entries[0].plugin
+        return PluginError(
+            f"the {self.group} {self.name!r} is claimed by {len(self.entries)} plugins",
+            found=" and ".join(entry.plugin.origin for entry in self.entries),
+            expected="one plugin to claim the name",
+            fix=f"deny one of them (POSTTRAIN_DISABLE_PLUGINS={first.name}), or have its author give the "
+            f"name a namespace ('{first.distribution or 'yours'}/{self.name}')",
+        )
+
+
+class Catalogue:
+    """All plugins and what they register.
+
+    Args:
+        entries: Every registration that counts.
+        plugins: Every plugin, whatever its status.
+        warnings: What is odd about the allow and deny lists.
+    """
+
+    def __init__(
+        self, entries: Sequence[Entry], plugins: Sequence[PluginStatus], warnings: Sequence[str] = ()
+    ) -> None:
+        self.plugins = list(plugins)
+        self.warnings = list(warnings)
+        self._claims: dict[Group, dict[str, list[Entry]]] = {group: defaultdict(list) for group in Group}
+        for entry in entries:
+            for group in _groups_with(entry.group):
+                self._claims[group][entry.registration.name].append(entry)
+        self._loaded: dict[int, Any] = {}
+        self._stages: dict[str, Stage] = {}
+
+    def names(self, group: Group) -> list[str]:
+        """Return the usable names registered under exactly this group; names in conflict are left out."""
+        return sorted(
+            name
+            for name, claims in self._claims[group].items()
+            if len(claims) == 1 and claims[0].group is group
+        )
+
+    def stages(self) -> list[str]:
+        """Return everything that `uses:` may name: stages and trainers."""
+        return sorted(name for name, claims in self._claims[Group.STAGE].items() if len(claims) == 1)
+
+    def entries(self) -> list[Entry]:
+        """Return every registration, those in conflict included, by group and name."""
+        order = {group: index for index, group in enumerate(Group)}
+        claimed = [(group, claims) for group in Group for claims in self._claims[group].values()]
+        found = [entry for group, claims in claimed for entry in claims if entry.group is group]
+
+        return sorted(found, key=lambda each: (order[each.group], each.registration.name, each.plugin.label))
+
+    def conflicts(self) -> list[Conflict]:
+        """Return the names that cannot be used because several third-party plugins claim them."""
+        return [
+            Conflict(group, name, tuple(claims))
+            for group in Group
+            for name, claims in sorted(self._claims[group].items())
+            if len(claims) > 1 and any(entry.group is group for entry in claims)
+        ]
+
+    def troubles(self) -> list[str]:
+        """Return one line for each plugin that does not count fully and for each name in conflict.
+
+        Rules and trackers are used without being named, so whoever plans or runs shows these lines.
+        """
+        broken = [line for plugin in self.plugins if (line := plugin.trouble) is not None]
+        errors = [conflict.error() for conflict in self.conflicts()]
+        return broken + [f"{error.message}: {error.found}" for error in errors]
+
+    def aliases(self, group: Group, name: str) -> list[str]:
+        """Return the spellings of a name: itself and, when unique, the part after its namespace."""
+        short = name.rpartition("/")[2]
+        if short == name or short in self._claims[group] or len(self._qualified(group, short)) > 1:
+            return [name]
+        return [name, short]
+
+    def entry(self, group: Group, name: str) -> Entry:
+        """Look a name up; under `Group.STAGE` trainers are found too.
+
+        Raises:
+            PluginError: The name is unknown, ambiguous, or claimed by several plugins.
+        """
+        claims = self._claims[group].get(name)
+        if claims is None:
+            claims = self._unqualified(group, name)
+        if len(claims) > 1:
+            raise Conflict(group, name, tuple(claims)).error()
+        return claims[0]
+
+    def load(self, group: Group, name: str) -> Any:
+        """Import what a name stands for and check it against the group's contract; the result is remembered.
+
+        Raises:
+            PluginError: As `entry`; or the import failed, or the object breaks the contract.
+        """
+        entry = self.entry(group, name)
+        if id(entry) not in self._loaded:
+            self._loaded[id(entry)] = _imported(entry)
+        return self._loaded[id(entry)]
+
+    def make(self, group: Group, name: str) -> Any:
+        """Return a new instance of a class that is registered, or the very object that is.
+
+        Raises:
+            PluginError: As `load`; or the constructor failed.
+        """
+        target = self.load(group, name)
+        if not isinstance(target, type):
+            return target
+        entry = self.entry(group, name)
+        made = isolated(f"{group} {name}: constructor", _package(entry), target)
+        if isinstance(made, Failure):
+            raise _broken(entry, f"cannot be made: {made.error}", where=made.where)
+        return made
+
+    def stage(self, name: str) -> Stage:
+        """Return the stage or trainer of this name, one instance for each catalogue."""
+        canonical = self.entry(Group.STAGE, name).registration.name
+        if canonical not in self._stages:
+            self._stages[canonical] = self.make(Group.STAGE, canonical)
+        return self._stages[canonical]
+
+    def identity(self, group: Group, name: str) -> dict[str, Any]:
+        """Return what identifies an implementation in keys.
+
+        A built-in plugin is known by its numerics version, one of another distribution also by the version
+        of that distribution, a local file by its digest.
+        """
+        entry = self.entry(group, name)
+        item, plugin = entry.registration, entry.plugin
+        if plugin.digest is not None:
+            return {"name": item.name, "file": plugin.digest}
+        own = {"name": item.name, "numerics": item.numerics}
+        if plugin.builtin or plugin.distribution is None:
+            return own
+        return {**own, "distribution": plugin.distribution, "version": plugin.version}
+
+    def _qualified(self, group: Group, short: str) -> list[str]:
+        return sorted(name for name in self._claims[group] if name.endswith(f"/{short}"))
+
+    def _unqualified(self, group: Group, name: str) -> list[Entry]:
+        matches = self._qualified(group, name)
+        if len(matches) == 1:
+            return self._claims[group][matches[0]]
+        if matches:
+            raise PluginError(
+                f"the {group} {name!r} is ambiguous", found=", ".join(matches), fix="write the whole name"
+            )
+        raise self._unknown(group, name)
+
+    def _unknown(self, group: Group, name: str) -> PluginError:
+        known = [alias for each in self._claims[group] for alias in self.aliases(group, each)]
+        elsewhere = [entry.group for entry in self.entries() if entry.registration.name == name]
+        advice = [did_you_mean(name, known)]
+        advice += [f"{name!r} is a {other}, not a {group}" for other in elsewhere]
+        advice += [line for plugin in self.plugins if (line := plugin.trouble) is not None]
+        fix = "; ".join(filter(None, advice))
+        return PluginError(
+            f"there is no {group} {name!r}",
+            found=name,
+            expected=f"one of {', '.join(sorted(self._claims[group]))}" if self._claims[group] else None,
+            fix=fix or f"`posttrain plugins list` shows every {group}",
+        )
+
+
+def _groups_with(group: Group) -> list[Group]:
+    return [wanted for wanted, groups in _FOUND_IN.items() if group in groups]
+
+
+def _imported(entry: Entry) -> Any:
+    load = partial(_recipe, entry) if entry.group is Group.RECIPE else entry.registration.load
+    label = f"{entry.group} {entry.registration.name} of {entry.plugin.label}"
+    target = isolated(label, _package(entry), load)
+    if isinstance(target, Failure):
+        raise _broken(entry, f"cannot be imported: {target.error}", where=target.where)
+    wrong = isolated(label, _package(entry), lambda: list(faults(entry.group, target)))
+    if isinstance(wrong, Failure):
+        raise _broken(entry, f"cannot be examined: {wrong.error}", where=wrong.where)
+    if wrong:
+        problem = f"breaks the contract of a {entry.group}: {'; '.join(wrong)}"
+        raise _broken(entry, problem, where=_place(target))
+    return target
+
+
+def _recipe(entry: Entry) -> Path:
+    base = Path(entry.plugin.file).parent if entry.plugin.file else Path()
+    return base / str(entry.registration.target)
+
+
+def _package(entry: Entry) -> str:
+    target = entry.registration.target
+    if entry.group is not Group.RECIPE and isinstance(target, str):
+        return target.partition(":")[0].partition(".")[0]
+    return entry.plugin.package
+
+
+def _place(target: Any) -> str | None:
+    code = getattr(target, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(target, "__module__", None)
+
+
+def _broken(entry: Entry, problem: str, where: str | None) -> PluginError:
+    return PluginError(
+        f"the {entry.group} {entry.registration.name!r} of {entry.plugin.label} {problem}",
+        where=where or entry.plugin.file,
+        found=entry.registration.target,
+        fix=f"mend or deny the plugin {entry.plugin.name!r}; `posttrain plugins check` shows all problems",
+    )

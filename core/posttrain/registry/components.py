@@ -1,0 +1,180 @@
+"""Options and the components they name: validation, marks and what goes into keys.
+
+Validation is strict about types: `"3"` is no integer and `true` is no number. But a whole number is a float,
+a list is a tuple, a string is a path or the value of an enum, as they have to be in YAML and JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from posttrain.contracts.component import Choice, Component, Config, Uses
+from posttrain.contracts.registration import Group
+from posttrain.contracts.stage import SecretMark, SourceMark, VolatileMark
+from posttrain.errors import PluginError
+from posttrain.registry.catalogue import Catalogue
+from posttrain.registry.fields import BoundChoice, Path, walk
+from posttrain.registry.problems import ConfigProblem, ConfigProblems, translated
+from posttrain.registry.schema import config_schema
+from posttrain.registry.validation import config_of
+
+__all__ = [
+    "ConfigProblem",
+    "ConfigProblems",
+    "choices",
+    "config_schema",
+    "marked",
+    "resolve",
+    "semantic",
+    "validate_config",
+]
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+_NOT_IN_KEYS = (SourceMark, SecretMark, VolatileMark)
+
+
+def validate_config(model: type[ConfigT], data: Mapping[str, Any], catalogue: Catalogue) -> ConfigT:
+    """Make a config, the options of all components it names validated and complete.
+
+    Args:
+        model: The option model.
+        data: The options: plain data, or objects with a JSON form (paths, enums, choices).
+        catalogue: Where components are looked up.
+
+    Raises:
+        ConfigProblems: Everything that is wrong, each problem with its path.
+    """
+    try:
+        config = model.model_validate_json(to_json(data), strict=True)
+    except PydanticSerializationError as error:
+        raise ConfigProblems([ConfigProblem((), f"an option has no JSON form: {error}")]) from error
+    except ValidationError as error:
+        problems = translated(error.errors(include_url=False), model, data)
+        raise ConfigProblems(problems + _bind_all(model, data, data, catalogue)[1]) from error
+    bound, problems = _bind_all(model, config, data, catalogue)
+    if problems:
+        raise ConfigProblems(problems)
+    complete: ConfigT = _replaced(config, bound, ())
+    return complete
+
+
+def choices(config: Config) -> Iterator[tuple[Path, Choice, Group]]:
+    """Yield every component choice of a config, those inside the options of components too."""
+    for spot in walk(type(config), config):
+        uses = spot.mark(Uses)
+        if uses is not None and isinstance(spot.value, Choice):
+            yield spot.path, spot.value, uses.group
+
+
+def marked(config: Config, mark: type[Any]) -> Iterator[tuple[Path, Any]]:
+    """Yield every value with a mark such as `SourceMark`; of a marked list or mapping, its items."""
+    for spot in walk(type(config), config):
+        if spot.mark(mark) is not None and not isinstance(spot.value, list | tuple | Mapping):
+            yield spot.path, spot.value
+
+
+def semantic(config: Config) -> dict[str, Any]:
+    """Return the options that belong in a key: the JSON form without volatile, secret and source fields.
+
+    Raises:
+        ValueError: The config does not come from `validate_config`, so what its components mark is not known.
+    """
+    unbound = [path for path, choice, _ in choices(config) if not isinstance(choice, BoundChoice)]
+    if unbound:
+        raise ValueError(f"the choices at {unbound} were not validated against a catalogue")
+    left_out = [
+        spot.path for spot in walk(type(config), config) if any(spot.mark(each) for each in _NOT_IN_KEYS)
+    ]
+    kept = _without(config.model_dump(mode="json"), frozenset(left_out), ())
+    return dict(kept)
+
+
+def resolve(choice: Choice, group: Group, catalogue: Catalogue) -> Component:
+    """Load the component a choice names and make its config.
+
+    Raises:
+        PluginError: It cannot be found, imported or made.
+        ConfigProblems: Its options do not fit.
+    """
+    bound = _bind(choice, group, catalogue)
+    return Component(bound.name, catalogue.make(group, bound.name), bound.config)
+
+
+def _bind_all(
+    model: type[BaseModel], value: Any, data: Mapping[str, Any], catalogue: Catalogue
+) -> tuple[dict[Path, BoundChoice], list[ConfigProblem]]:
+    bound: dict[Path, BoundChoice] = {}
+    problems: list[ConfigProblem] = []
+    for spot in walk(model, value):
+        uses = spot.mark(Uses)
+        choice = _as_choice(spot.value) if uses is not None else None
+        if choice is None:
+            continue
+        try:
+            bound[spot.path] = _bind(choice, uses.group, catalogue)
+        except ConfigProblems as error:
+            problems.extend(problem.below(spot.path) for problem in error.problems)
+        except PluginError as error:
+            path = (*spot.path, "name") if isinstance(_at(data, spot.path), Mapping) else spot.path
+            problems.append(ConfigProblem(path, error.message, error.found, error.expected, error.fix))
+    return bound, problems
+
+
+def _as_choice(value: Any) -> Choice | None:
+    """Return raw data or a choice as a choice; None when it has not the shape of one."""
+    if isinstance(value, Choice):
+        return value
+    if isinstance(value, str):
+        return Choice(name=value)
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return Choice.model_validate({str(key): item for key, item in value.items()})
+    return None
+
+
+def _bind(choice: Choice, group: Group, catalogue: Catalogue) -> BoundChoice:
+    target = catalogue.load(group, choice.name)
+    config = validate_config(config_of(target), choice.options, catalogue)
+    return BoundChoice.bind(catalogue.entry(group, choice.name).registration.name, config)
+
+
+def _at(data: Any, path: Path) -> Any:
+    for key in path:
+        inside = isinstance(data, Mapping) and key in data
+        inside = inside or (isinstance(data, list | tuple) and isinstance(key, int) and key < len(data))
+        if not inside:
+            return None  # the value is a default, so no key of the file leads to it
+        data = data[key]
+    return data
+
+
+def _replaced(value: Any, bound: Mapping[Path, BoundChoice], path: Path) -> Any:
+    """Return `value` with the choices at these paths replaced."""
+    if path in bound:
+        return bound[path]
+    if isinstance(value, Choice):
+        return value
+    if isinstance(value, BaseModel):
+        old = {name: getattr(value, name) for name in type(value).model_fields}
+        new = {name: _replaced(item, bound, (*path, name)) for name, item in old.items()}
+        return value.model_copy(update={name: new[name] for name in new if new[name] is not old[name]})
+    if isinstance(value, list | tuple):
+        items = [_replaced(item, bound, (*path, index)) for index, item in enumerate(value)]
+        return type(value)(items)
+    if isinstance(value, dict):
+        return {key: _replaced(item, bound, (*path, key)) for key, item in value.items()}
+    return value
+
+
+def _without(value: Any, left_out: frozenset[Path], path: Path) -> Any:
+    """Return JSON data without what stands at these paths."""
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if (*path, key) not in left_out}
+        return {key: _without(item, left_out, (*path, key)) for key, item in kept.items()}
+    if isinstance(value, list):
+        indices = [index for index in range(len(value)) if (*path, index) not in left_out]
+        return [_without(value[index], left_out, (*path, index)) for index in indices]
+    return value

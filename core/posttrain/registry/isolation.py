@@ -1,0 +1,74 @@
+"""Calls into plugins: whatever one of them raises or prints stays its own.
+
+A plugin may print at import, exit or raise anything. The rest of the program goes on, `--json` output stays
+clean, and the failure is known by one line and by the place inside the plugin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+TRACE = "POSTTRAIN_TRACE_PLUGINS"
+"""Environment variable: `1` reports each import of a plugin with its time on the standard error stream."""
+
+_redirection = threading.RLock()  # sys.stdout belongs to all threads
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a plugin raised: one line, and `file:line` of the innermost frame inside the plugin."""
+
+    error: str
+    where: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.error} ({self.where})" if self.where else self.error
+
+
+def isolated(label: str, package: str, call: Callable[[], T]) -> T | Failure:
+    """Return what `call` returns, or how it failed. What it prints goes to the standard error stream.
+
+    Args:
+        label: What is being done, for the trace.
+        package: The plugin's top-level module; frames of it and of its submodules are "inside the plugin".
+        call: The call into the plugin. `KeyboardInterrupt` passes through, `SystemExit` does not.
+    """
+    began = time.perf_counter()
+    with _redirection, contextlib.redirect_stdout(sys.stderr):
+        try:
+            result: T | Failure = call()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything, and exit; it is reported
+            result = Failure(_one_line(error), _place(error, package))
+    if os.environ.get(TRACE) == "1":
+        end = f"failed: {result}" if isinstance(result, Failure) else "done"
+        sys.stderr.write(f"posttrain: {label}: {end}, {(time.perf_counter() - began) * 1000:.1f} ms\n")
+    return result
+
+
+def _one_line(error: BaseException) -> str:
+    lines = traceback.format_exception_only(error)
+    text = " ".join(lines[-1 if isinstance(error, SyntaxError) else 0].split())
+    return text if len(text) <= 400 else text[:399] + "…"
+
+
+def _place(error: BaseException, package: str) -> str | None:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name = str(frame.f_globals.get("__name__", ""))
+        if name == package or name.startswith(f"{package}."):
+            place = f"{frame.f_code.co_filename}:{line}"
+    return place

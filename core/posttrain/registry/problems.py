@@ -1,0 +1,163 @@
+"""What is wrong with options, in words: pydantic's errors with the keys of the file as their paths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from posttrain.contracts.component import Choice, Uses
+from posttrain.contracts.stage import SecretMark
+from posttrain.errors import SpecError
+from posttrain.registry.fields import Path, Spot, walk
+from posttrain.registry.suggestion import closest
+
+
+@dataclass(frozen=True)
+class ConfigProblem:
+    """One thing that is wrong with options.
+
+    Args:
+        path: The keys and list indices that lead to it, below `with:`.
+        message: What is wrong.
+        found: What stands there; never the value of a secret.
+        expected: What would be right.
+        suggestion: What to do about it.
+    """
+
+    path: Path
+    message: str
+    found: str | None = None
+    expected: str | None = None
+    suggestion: str | None = None
+
+    def below(self, path: Path) -> ConfigProblem:
+        """Return the problem as one of an outer config that holds this one at `path`."""
+        return replace(self, path=(*path, *self.path))
+
+    def __str__(self) -> str:
+        parts = [f"{'.'.join(map(str, self.path)) or 'with'}: {self.message}"]
+        parts += [f"found {self.found}"] if self.found else []
+        parts += [f"expected {self.expected}"] if self.expected else []
+        return ", ".join(parts) + (f" ({self.suggestion})" if self.suggestion else "")
+
+
+class ConfigProblems(SpecError):
+    """Options that do not fit; `problems` holds everything that is wrong with them."""
+
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, problems)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ConfigProblems, (self.problems,))
+
+
+def translated(
+    errors: Sequence[ErrorDetails], model: type[BaseModel], data: Mapping[str, Any]
+) -> list[ConfigProblem]:
+    """Return pydantic's errors about `data` as problems, one for each place."""
+    spots = {spot.path: spot for spot in walk(model, data)}
+    problems: dict[Path, ConfigProblem] = {}
+    for error in errors:
+        path = _data_path(error, data)
+        problem = _TRANSLATIONS.get(error["type"], _misfit)(error, path, spots)
+        known = problems.get(path)
+        problems[path] = problem if known is None else _either(known, problem)
+    return list(problems.values())
+
+
+def shown(value: Any) -> str:
+    """Return a value as it would stand in the file, cut to one short line."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _data_path(error: ErrorDetails, data: Any) -> Path:
+    """Return the location without what pydantic adds to it, such as the names of a union's arms."""
+    path: Path = ()
+    current = data
+    for index, part in enumerate(error["loc"]):
+        last = index == len(error["loc"]) - 1
+        if _leads_on(current, part):
+            current = current[part]
+        elif not (last and error["type"] == "missing"):
+            continue
+        path = (*path, part)
+    return path
+
+
+def _leads_on(value: Any, key: str | int) -> bool:
+    if isinstance(value, Mapping):
+        return key in value
+    return isinstance(value, list | tuple) and isinstance(key, int) and key < len(value)
+
+
+def _unknown(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
+    outer = spots.get(path[:-1])
+    options = list(outer.model.model_fields) if outer is not None and outer.model is not None else []
+    return unknown_option(path, options)
+
+
+def unknown_option(path: Path, options: Sequence[str]) -> ConfigProblem:
+    """Return the problem of a key that is no option, with the most similar one."""
+    name = str(path[-1])
+    similar = closest(name, options)
+    return ConfigProblem(
+        path,
+        f"there is no option {name!r}",
+        found=name,
+        expected=f"one of {', '.join(options)}" if options else "no options",
+        suggestion=f"did you mean {similar!r}?" if similar else None,
+    )
+
+
+def _missing(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
+    return ConfigProblem(path, f"the option {str(path[-1])!r} is required", suggestion="set it")
+
+
+def _misfit(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
+    spot = spots.get(path)
+    found = "a literal value" if spot is not None and spot.mark(SecretMark) else shown(error["input"])
+    return ConfigProblem(path, "the value does not fit", found=found, expected=_expectation(error, spot))
+
+
+def _expectation(error: ErrorDetails, spot: Spot | None) -> str:
+    if spot is not None and spot.mark(SecretMark):
+        return "env:NAME, the environment variable that holds the secret"
+    uses = spot.mark(Uses) if spot is not None and spot.annotation is Choice else None
+    if uses is not None:
+        return f"the name of a {uses.group}, or a mapping with `name` and its options"
+    message = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+    return (
+        message.replace("an instance of", "")
+        .replace("a valid array", "a list")
+        .replace("an object", "a mapping")
+    )
+
+
+def _refused(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
+    spot = spots.get(path)
+    # A model's own check sees all its options; the whole mapping would only repeat the file.
+    whole = not path or (spot is not None and spot.model is not None)
+    found = None if whole or (spot is not None and spot.mark(SecretMark)) else shown(error["input"])
+    reason = error.get("ctx", {}).get("error")
+    return ConfigProblem(path, str(reason) if reason is not None else error["msg"], found=found)
+
+
+_TRANSLATIONS = {
+    "extra_forbidden": _unknown,
+    "missing": _missing,
+    "value_error": _refused,
+    "assertion_error": _refused,
+}
+
+
+def _either(known: ConfigProblem, other: ConfigProblem) -> ConfigProblem:
+    if known.expected is None or other.expected is None or other.expected in known.expected:
+        return known
+    return replace(known, expected=f"{known.expected} or {other.expected}")

@@ -1,0 +1,173 @@
+"""The contracts as checks: what a loaded plugin object of each group must be like.
+
+Every check yields what is wrong, in words that complete "breaks the contract: …".
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from posttrain.contracts.component import Config, NoOptions
+from posttrain.contracts.loss import Family
+from posttrain.contracts.registration import Group
+from posttrain.contracts.stage import Port, Stage, StageConfig
+from posttrain.contracts.trainer import Trainer
+
+Faults = Iterator[str]
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def faults(group: Group, target: Any) -> Faults:
+    """Yield what is wrong with `target` as a plugin of `group`."""
+    yield from _CHECKS[group](target)
+
+
+def config_of(plugin: Any) -> type[Config]:
+    """Return the option model of a component; one without the attribute has no options."""
+    model: type[Config] = getattr(plugin, "config", NoOptions)
+    return model
+
+
+def _stage(target: Any, base: type[Stage] = Stage) -> Faults:
+    if not (isinstance(target, type) and issubclass(target, base)):
+        yield f"it must be a subclass of posttrain.{base.__name__}, but is {target!r:.120}"
+        return
+    if inspect.isabstract(target):
+        yield f"it does not define {', '.join(sorted(target.__abstractmethods__))}"
+    if target.outputs is Stage.outputs:
+        yield "it does not define outputs(config)"
+    task = getattr(target, "target", None)
+    if not (isinstance(task, str) and _TARGET.fullmatch(task)):
+        yield f"`target` must be 'module:function', but is {task!r:.80}"
+    yield from _model(target.config, StageConfig)
+    yield from _ports(target.inputs)
+    if isinstance(target.config, type) and issubclass(target.config, StageConfig):
+        for name in set(target.tiny) - set(target.config.model_fields):
+            yield f"`tiny` sets {name!r}, which is no option"
+    yield from _takes(target, "the constructor")
+
+
+def _trainer(target: Any) -> Faults:
+    wrong = list(_stage(target, Trainer))
+    yield from wrong
+    if not (isinstance(target, type) and issubclass(target, Trainer)):
+        return
+    yield from _family(target)
+    formats = getattr(target, "formats", None)
+    if not (isinstance(formats, frozenset) and formats and all(isinstance(each, str) for each in formats)):
+        yield f"`formats` must be a frozenset of dataset formats, but is {formats!r:.80}"
+
+
+def _loss(target: Any) -> Faults:
+    yield from _family(target)
+    yield from _component(target, "batch", "config")
+
+
+def _reward(target: Any) -> Faults:
+    yield from _component(target, "samples", "config")
+
+
+def _generator(target: Any) -> Faults:
+    if not isinstance(getattr(target, "format", None), str):
+        yield f"`format` must be a dataset format, but is {getattr(target, 'format', None)!r:.80}"
+    columns = getattr(target, "columns", None)
+    if not (isinstance(columns, tuple) and columns and all(isinstance(each, str) for each in columns)):
+        yield f"`columns` must be a tuple of column names, but is {columns!r:.80}"
+    yield from _component(target, "config", "rows", "seed")
+
+
+def _component(target: Any, *arguments: str) -> Faults:
+    yield from _model(config_of(target), Config)
+    if "name" in getattr(config_of(target), "model_fields", ()):
+        yield "an option cannot be called 'name': that is where the component's own name stands"
+    if not isinstance(target, type):
+        yield from _takes(target, "it", *arguments)
+        return
+    yield from _takes(target, "the constructor")
+    if any("__call__" in cls.__dict__ for cls in target.__mro__):
+        yield from _takes(target.__call__, "__call__", "self", *arguments)
+    else:
+        yield f"it must be callable with ({', '.join(arguments)}), but defines no __call__"
+
+
+def _methods(**signatures: tuple[str, ...]) -> Callable[[Any], Faults]:
+    def check(target: Any) -> Faults:
+        if not isinstance(target, type):
+            yield f"it must be a class, but is {target!r:.120}"
+            return
+        yield from _takes(target, "the constructor")
+        for name, arguments in signatures.items():
+            yield from _takes(getattr(target, name, None), name, "self", *arguments)
+
+    return check
+
+
+def _command(target: Any) -> Faults:
+    if not callable(target):
+        yield f"it must be a function, but is {target!r:.120}"
+
+
+def _recipe(target: Any) -> Faults:
+    if not Path(target).is_file():
+        yield f"there is no file {target}"
+
+
+_CHECKS: dict[Group, Callable[[Any], Faults]] = {
+    Group.STAGE: _stage,
+    Group.TRAINER: _trainer,
+    Group.LOSS: _loss,
+    Group.REWARD: _reward,
+    Group.GENERATOR: _generator,
+    Group.RULE: _methods(check=("site",)),
+    Group.RUNNER: _methods(run=("execution",)),
+    Group.TRACKER: _methods(sync=("workspace", "run"), behind=("workspace", "run")),
+    Group.COMMAND: _command,
+    Group.RECIPE: _recipe,
+}
+
+
+def _family(target: Any) -> Faults:
+    family = getattr(target, "family", None)
+    if not isinstance(family, Family):
+        yield f"`family` must be a posttrain.Family ({', '.join(map(str, Family))}), but is {family!r:.80}"
+
+
+def _model(model: Any, base: type[Config]) -> Faults:
+    if not (isinstance(model, type) and issubclass(model, base)):
+        yield f"`config` must be a subclass of posttrain.{base.__name__}, but is {model!r:.80}"
+        return
+    if model.model_config.get("extra") != "forbid" or not model.model_config.get("frozen"):
+        yield "`config` must keep extra='forbid' and frozen=True"
+    for name, field in model.model_fields.items():
+        if field.alias or field.validation_alias or field.serialization_alias:
+            yield f"the option {name!r} has an alias; an option has one name"
+
+
+def _ports(ports: Iterable[Any]) -> Faults:
+    if not (isinstance(ports, tuple) and all(isinstance(port, Port) for port in ports)):
+        yield f"`inputs` must be a tuple of posttrain.Port, but is {ports!r:.80}"
+        return
+    for name, count in Counter(port.name for port in ports).items():
+        if count > 1:
+            yield f"the input port {name!r} is declared {count} times"
+
+
+def _takes(function: Any, label: str, *arguments: str) -> Faults:
+    """Check that a function can be called with these positional arguments."""
+    if not callable(function):
+        yield f"{label} is missing" if function is None else f"{label} is not callable"
+        return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # built-in callables have no signature to look at
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        wanted = ", ".join(argument for argument in arguments if argument != "self")
+        yield f"{label} must take ({wanted}), but is {label}{signature}: {error}"

@@ -1,0 +1,1 @@
+"""What Prefect and MLflow add to posttrain: a runner, a tracker, promotion and the services behind them."""

@@ -1,0 +1,1 @@
+"""The Prefect runner and its local server."""

@@ -1,0 +1,1 @@
+"""The MLflow projection of a run's record."""

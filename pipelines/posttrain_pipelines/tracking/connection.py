@@ -1,0 +1,112 @@
+"""How MLflow is reached: explicit addresses, one schema, no telemetry, no global state."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.artifacts.locks import KeyLock, acquire
+from posttrain.errors import StoreError
+from posttrain_pipelines.extras import require
+
+if TYPE_CHECKING:
+    from mlflow.tracking.client import MlflowClient
+
+SETTINGS = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_DISABLE_AGENT_HINT": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_ALLOW_MODEL_CODE_EXECUTION": "false",
+}
+"""Environment of every process in which MLflow runs."""
+
+_SQLITE = "sqlite:///"
+
+
+def database(workspace: Path) -> Path:
+    """Return the workspace's own database."""
+    return workspace / "mlflow.db"
+
+
+def tracking_uri(workspace: Path) -> str:
+    """Return where runs are recorded: `MLFLOW_TRACKING_URI` if it is set, else the workspace's database."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{database(workspace)}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the file behind a SQLite address; None for any other store."""
+    if not uri.startswith(_SQLITE):
+        return None
+    return Path(uri.removeprefix(_SQLITE).partition("?")[0])
+
+
+def tracking_lock(workspace: Path) -> KeyLock:
+    """Take the right to write: MLflow creates its schema without a lock and keeps no tag unique."""
+    path = sqlite_path(tracking_uri(workspace)) or database(workspace)
+    return acquire(path.with_name(path.name + ".lock"))
+
+
+def connect(workspace: Path) -> MlflowClient:
+    """Return a client; creates the schema of a new database. Call it while holding `tracking_lock`.
+
+    Raises:
+        StoreError: The database is locked, read-only or no database.
+    """
+    require("mlflow")
+    uri = tracking_uri(workspace)
+    path = sqlite_path(uri)
+    if path is not None:
+        _probe(path)
+    load_mlflow()
+    with _quiet():
+        from mlflow.tracking.client import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)
+        client.search_experiments(
+            max_results=1
+        )  # the store is opened, and its schema created, by the first call
+        client.search_registered_models(max_results=1)
+        return client
+
+
+def load_mlflow() -> Any:
+    """Import MLflow with telemetry and the loading of pickles switched off."""
+    os.environ.update(SETTINGS)
+    import mlflow
+
+    return mlflow
+
+
+def _probe(path: Path) -> None:
+    """Find out within seconds what MLflow would find out after many retries."""
+    try:
+        with closing(sqlite3.connect(path, timeout=5.0, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        raise StoreError(
+            "the MLflow database cannot be written",
+            where=str(path),
+            found=error,
+            fix="`posttrain sync` adds what is missing once it can",
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the notices about a new schema off the terminal."""
+    loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

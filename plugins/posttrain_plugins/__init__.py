@@ -1,0 +1,1 @@
+"""The built-in plugins: everything that touches torch, tokenizers and data."""

@@ -1,0 +1,1 @@
+"""Datasets: sources, splits, rows on disk and the stages that make them."""

@@ -1,0 +1,95 @@
+"""The Hugging Face hub: read from the local cache unless a download is asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from posttrain.errors import DataError
+from posttrain_plugins.data.files import Table, numbered
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SWITCHES = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE"))
+_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+_MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+
+
+def moves(id: str | None, revision: str | None) -> str | None:
+    """Return None when a hub id is pinned to a commit (or there is none), else what to do about it."""
+    if id is None or (revision is not None and _COMMIT.fullmatch(revision)):
+        return None
+    return f"`{id}` moves: pin `revision` to a commit, which is 40 hexadecimal digits"
+
+
+def load_dataset(
+    id: str, *, revision: str | None, subset: str | None, part: str | None, download: bool
+) -> Table:
+    """Read a dataset of the hub.
+
+    Raises:
+        DataError: It is not in the local cache and `download` is off, or it has several subsets or splits.
+    """
+    import datasets
+
+    wanted = part or "train"
+    try:
+        with _network(download):
+            found = datasets.load_dataset(id, name=subset, revision=revision, split=wanted)
+    except (OSError, ValueError) as error:
+        raise _unavailable(id, "dataset", error, download) from error
+    return numbered(f"{id}[{wanted}]", found)
+
+
+def model_directory(id: str, *, revision: str | None, download: bool) -> Path:
+    """Return the directory of a model of the hub in the local cache.
+
+    Raises:
+        DataError: It is not there and `download` is off, or downloading failed.
+    """
+    import huggingface_hub
+
+    try:
+        with _network(download):
+            return Path(
+                huggingface_hub.snapshot_download(
+                    id, revision=revision, allow_patterns=list(_MODEL_FILES), local_files_only=not download
+                )
+            )
+    except (OSError, ValueError) as error:
+        raise _unavailable(id, "model", error, download) from error
+
+
+def _unavailable(id: str, what: str, error: Exception, download: bool) -> DataError:
+    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if download:
+        return DataError(
+            f"the {what} could not be downloaded: {reason}", where=id, fix="check the id and the network"
+        )
+    return DataError(
+        f"the {what} cannot be read from the local cache: {reason}",
+        where=id,
+        fix="set `download: true` to let this stage use the network, or give a local `path`",
+    )
+
+
+@contextmanager
+def _network(allowed: bool) -> Iterator[None]:
+    """Keep the hub libraries off the network unless it is allowed; they may be imported already."""
+    modules = [(sys.modules[name], switch) for name, switch in _SWITCHES if name in sys.modules]
+    before = [getattr(module, switch) for module, switch in modules]
+    environment = {name: os.environ.get(name) for name in _VARIABLES}
+    if not allowed:
+        for module, switch in modules:
+            setattr(module, switch, True)
+        os.environ.update(dict.fromkeys(_VARIABLES, "1"))
+    try:
+        yield
+    finally:
+        for (module, switch), value in zip(modules, before, strict=True):
+            setattr(module, switch, value)
+        for name, text in environment.items():
+            os.environ.pop(name, None) if text is None else os.environ.__setitem__(name, text)

@@ -1,0 +1,206 @@
+"""The stage `data.load`: rows from a local file or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from posttrain.artifacts.kinds import DatasetFacts, Kind
+from posttrain.contracts.stage import (
+    Certainty,
+    Finding,
+    Inputs,
+    Level,
+    Outcome,
+    Port,
+    Prediction,
+    SourceMark,
+    Stage,
+    StageContext,
+    VolatileMark,
+)
+from posttrain.errors import DataError
+from posttrain_plugins.data import hub
+from posttrain_plugins.data.cleaning import Cleaned, clean
+from posttrain_plugins.data.files import Table, is_plain, read_table
+from posttrain_plugins.data.formats import FORMATS
+from posttrain_plugins.data.rows import prompt_hash, shared_columns, write_rows
+from posttrain_plugins.data.splits import SplitConfig, divide, split_names, split_ports
+
+_READ_WHILE_PLANNING = 64 * 1024 * 1024
+"""Bytes; larger files are left to the worker."""
+
+Format = Literal["text", "messages", "prompt", "prompt_completion", "preference"]
+
+
+class LoadConfig(SplitConfig):
+    """Where the rows are and what to do with them.
+
+    Args:
+        path: A JSONL, JSON, CSV, Parquet or Arrow file, or the directory of a saved dataset.
+        id: A dataset of the Hugging Face hub, instead of `path`.
+        revision: Its commit; without one the data may change unnoticed, and the stage is never cached.
+        subset: The name of one of its configurations.
+        source_split: The split to read, of the hub's or of a saved dataset with several.
+        format: What the rows are; recognised from the columns when left out.
+        columns: New names of columns by their old names, such as `{question: prompt}`.
+        drop_duplicates: Keep the first of equal rows only.
+        limit: Keep this many rows, chosen by their content rather than by their place.
+        download: Let this stage use the network.
+    """
+
+    path: Annotated[str | None, SourceMark()] = None
+    id: str | None = None
+    revision: str | None = None
+    subset: str | None = None
+    source_split: str | None = None
+    format: Format | None = None
+    columns: dict[str, str] = Field(default_factory=dict)
+    drop_duplicates: bool = False
+    limit: PositiveInt | None = None
+    download: Annotated[bool, VolatileMark()] = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.id is None):
+            raise ValueError("give either `path`, a local file, or `id`, a dataset of the Hugging Face hub")
+        if self.path is not None and (self.revision or self.subset):
+            raise ValueError("`revision` and `subset` belong to a hub `id`, not to a local `path`")
+        if len(set(self.columns.values())) < len(self.columns):
+            raise ValueError("`columns` gives one new name to several columns")
+        return self
+
+
+class Load(Stage):
+    """Read, judge, thin out and split rows."""
+
+    config = LoadConfig
+    target = "posttrain_plugins.data.load:run"
+    tiny: ClassVar[Mapping[str, Any]] = {"limit": 200}
+
+    def outputs(self, config: LoadConfig) -> tuple[Port, ...]:
+        """One port for each split, `data` without a split."""
+        formats = frozenset({config.format}) if config.format else frozenset(FORMATS)
+        return split_ports(config, formats)
+
+    def predict(self, config: LoadConfig, inputs: Inputs) -> Mapping[str, Prediction]:
+        """Local text files are read here already; the rest is known by its format alone."""
+        planned = _planned(config)
+        if planned is not None and planned.parts:
+            return {name: Prediction(Kind.DATASET, part.facts) for name, part in planned.parts.items()}
+        facts = DatasetFacts(format=config.format)
+        return {name: Prediction(Kind.DATASET, facts) for name in split_names(config.split)}
+
+    def check(self, config: LoadConfig, inputs: Inputs) -> Iterable[Finding]:
+        """Report a missing file, and whatever reading a small file shows."""
+        if config.path is not None and not Path(config.path).exists():
+            yield _error(
+                f"there is no file {config.path}", "check `path`; it is relative to the spec file's folder"
+            )
+            return
+        planned = _planned(config)
+        if planned is not None and planned.error is not None:
+            yield _error(str(planned.error), None)
+
+    def pinned(self, config: LoadConfig) -> str | None:
+        """A hub id needs a commit."""
+        return hub.moves(config.id, config.revision)
+
+    def prompts(self, config: LoadConfig, port: str, base: Path) -> frozenset[str] | None:
+        """Prompt hashes of a local text file."""
+        planned = _planned(_absolute(config, base))
+        part = planned.parts.get(port) if planned is not None else None
+        return None if part is None else part.prompts
+
+
+def run(context: StageContext) -> Outcome:
+    """Write one dataset artifact for each split."""
+    config = _absolute(context.config, context.base)
+    table = _table(config)
+    cleaned = _cleaned(table, config)
+    if cleaned.duplicates:
+        done = "dropped" if config.drop_duplicates else "kept; `drop_duplicates: true` drops them"
+        context.note(f"{cleaned.duplicates} rows equal an earlier one: {done}")
+    parts = divide(cleaned.rows, config, cleaned.format, table.source)
+    for name, rows in parts.items():
+        context.describe(name, Kind.DATASET, write_rows(context.output(name), rows, cleaned.format))
+    counts = ", ".join(f"{len(rows)} {name}" for name, rows in parts.items())
+    figures = {f"rows.{name}": float(len(rows)) for name, rows in parts.items()}
+    return Outcome(figures=figures, summary=f"{cleaned.format} rows: {counts}")
+
+
+def _table(config: LoadConfig) -> Table:
+    if config.path is not None:
+        return read_table(Path(config.path), config.source_split)
+    return hub.load_dataset(
+        str(config.id),
+        revision=config.revision,
+        subset=config.subset,
+        part=config.source_split,
+        download=config.download,
+    )
+
+
+def _cleaned(table: Table, config: LoadConfig) -> Cleaned:
+    return clean(
+        table,
+        format=config.format,
+        columns=config.columns,
+        drop_duplicates=config.drop_duplicates,
+        limit=config.limit,
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    facts: DatasetFacts
+    prompts: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    parts: Mapping[str, _Part]
+    error: DataError | None = None
+
+
+def _planned(config: LoadConfig) -> _Planned | None:
+    """Return what a small local text file gives; None when it has to wait for the worker."""
+    if config.path is None or not is_plain(Path(config.path)):
+        return None
+    stat = Path(config.path).stat()
+    if stat.st_size > _READ_WHILE_PLANNING:
+        return None
+    return _read_for_plan(config.model_dump_json(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _read_for_plan(options: str, size: int, modified: int) -> _Planned:
+    config = LoadConfig.model_validate_json(options)
+    try:
+        table = _table(config)
+        cleaned = _cleaned(table, config)
+        parts = divide(cleaned.rows, config, cleaned.format, table.source)
+    except DataError as error:
+        return _Planned({}, error)
+    return _Planned({name: _described(rows, cleaned.format) for name, rows in parts.items()})
+
+
+def _described(rows: list[dict[str, Any]], format: str) -> _Part:
+    columns: tuple[str, ...] | None = None
+    for row in rows:
+        columns = shared_columns(columns, row, format)
+    facts = DatasetFacts(format=format, columns=columns, rows=len(rows))
+    return _Part(facts, frozenset(prompt_hash(row, format) for row in rows))
+
+
+def _absolute(config: LoadConfig, base: Path) -> LoadConfig:
+    return config if config.path is None else config.model_copy(update={"path": str(base / config.path)})
+
+
+def _error(message: str, fix: str | None) -> Finding:
+    return Finding("data", Level.ERROR, Certainty.VERIFIED, message, fix=fix)

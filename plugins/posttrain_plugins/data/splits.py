@@ -1,0 +1,127 @@
+"""Splits by content: a row's own hash decides where it goes, so it stays there when the file grows."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from posttrain.artifacts.kinds import Kind
+from posttrain.artifacts.manifest import canonical
+from posttrain.contracts.stage import Port, StageConfig
+from posttrain.errors import DataError
+from posttrain_plugins.data.rows import prompt_hash
+
+REST = "train"
+WHOLE = "data"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DIGITS = 16
+
+
+def _no_counts(value: Any) -> Any:
+    for name, share in value.items() if isinstance(value, Mapping) else ():
+        if isinstance(share, int | float) and not isinstance(share, bool) and share >= 1:
+            raise ValueError(
+                f"{name}: {share} must be a fraction below 1, such as 0.05; with a count, rows would move "
+                "between splits whenever the data grows"
+            )
+    return value
+
+
+def _fractions(value: dict[str, float] | None) -> dict[str, float] | None:
+    if value is None:
+        return None
+    if not value:
+        raise ValueError("name at least one split, for example {test: 0.05}")
+    for name, share in value.items():
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for a split: use letters, digits and underscores")
+        if share <= 0:
+            raise ValueError(f"{name}: {share} must be above 0")
+    if REST in value:
+        raise ValueError(f"leave `{REST}` out: it is what the other splits leave")
+    if sum(value.values()) >= 1:
+        raise ValueError(
+            f"the fractions add up to {sum(value.values()):g}, which leaves nothing for `{REST}`"
+        )
+    return value
+
+
+Fractions = Annotated[dict[str, float] | None, BeforeValidator(_no_counts), AfterValidator(_fractions)]
+
+
+class SplitConfig(StageConfig):
+    """The options that splits need.
+
+    Args:
+        split: Names to fractions, such as `{test: 0.05}`; the rest is `train`. Each becomes an output port.
+            Without it there is one port, `data`.
+        split_by: What is hashed: the whole row, or its prompt, so that all answers to a prompt stay together.
+    """
+
+    split: Fractions = None
+    split_by: Literal["row", "prompt"] = "row"
+
+
+def split_ports(config: SplitConfig, formats: frozenset[str]) -> tuple[Port, ...]:
+    """Return the output ports."""
+    return tuple(Port(name, frozenset({Kind.DATASET}), formats) for name in split_names(config.split))
+
+
+def split_names(split: Mapping[str, float] | None) -> tuple[str, ...]:
+    """Return the names of the parts, `train` first; `data` alone when nothing is split."""
+    return (WHOLE,) if split is None else (REST, *split)
+
+
+def divide(
+    rows: Sequence[dict[str, Any]], config: SplitConfig, format: str, source: str
+) -> dict[str, list[Any]]:
+    """Deal rows out to their splits, in their order.
+
+    Raises:
+        DataError: A split stays empty.
+    """
+    parts: dict[str, list[Any]] = {name: [] for name in split_names(config.split)}
+    for row in rows:
+        content = prompt_hash(row, format) if config.split_by == "prompt" else row
+        parts[_part(content, config.split)].append(row)
+    for name, part in parts.items():
+        if not part:
+            share = f" ({config.split[name]:g} of the rows)" if config.split and name in config.split else ""
+            raise DataError(
+                f"the split `{name}`{share} is empty",
+                where=source,
+                found=f"{len(rows)} rows",
+                fix="give it a larger fraction, or more rows",
+            )
+    return parts
+
+
+def sample(rows: Sequence[Any], limit: int | None) -> list[int]:
+    """Choose up to `limit` rows by their content; return their indices in order."""
+    if limit is None or limit >= len(rows):
+        return list(range(len(rows)))
+    # Another hash than that of the splits, or a sample would come from one of them alone.
+    ranked = sorted(range(len(rows)), key=lambda index: (uniform(["limit", rows[index]]), index))
+    return sorted(ranked[:limit])
+
+
+def uniform(content: Any) -> float:
+    """Map a JSON value to a number in [0, 1) that depends on nothing else."""
+    digest = hashlib.sha256(canonical(content)).hexdigest()
+    return int(digest[:_DIGITS], 16) / float(16**_DIGITS)
+
+
+def _part(content: Any, split: Mapping[str, float] | None) -> str:
+    if split is None:
+        return WHOLE
+    place, edge = uniform(content), 0.0
+    for name, share in split.items():
+        edge += share
+        if place < edge:
+            return name
+    return REST

@@ -1,0 +1,126 @@
+"""The stage `data.synthetic`: rows of a seeded generator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import PositiveInt
+
+from posttrain.artifacts.kinds import DatasetFacts, Kind
+from posttrain.contracts.component import Choice, Uses
+from posttrain.contracts.registration import Group
+from posttrain.contracts.stage import (
+    Certainty,
+    Finding,
+    Inputs,
+    Level,
+    Outcome,
+    Port,
+    Prediction,
+    Stage,
+    StageContext,
+)
+from posttrain.errors import DataError
+from posttrain_plugins.data.formats import FORMATS
+from posttrain_plugins.data.generators import BUILT_IN
+from posttrain_plugins.data.rows import prompt_hash, write_rows
+from posttrain_plugins.data.splits import SplitConfig, divide, split_names, split_ports
+
+_MADE_WHILE_PLANNING = 20_000
+
+
+class SyntheticConfig(SplitConfig):
+    """What to generate.
+
+    Args:
+        generator: The generator and its options.
+        rows: How many rows, before they are split.
+        seed: Seed of the generator.
+    """
+
+    generator: Annotated[Choice, Uses(Group.GENERATOR)]
+    rows: PositiveInt
+    seed: int = 0
+
+
+class Synthetic(Stage):
+    """Generate rows and split them."""
+
+    config = SyntheticConfig
+    target = "posttrain_plugins.data.synthetic:run"
+    tiny: ClassVar[Mapping[str, Any]] = {"rows": 100}
+
+    def outputs(self, config: SyntheticConfig) -> tuple[Port, ...]:
+        """One port for each split, `data` without a split."""
+        known = BUILT_IN.get(config.generator.name)
+        return split_ports(config, frozenset({known.format} if known else FORMATS))
+
+    def predict(self, config: SyntheticConfig, inputs: Inputs) -> Mapping[str, Prediction]:
+        """The built-in generators are run here already; of others nothing is known yet."""
+        known = BUILT_IN.get(config.generator.name)
+        facts = DatasetFacts(format=known.format, columns=known.columns) if known else DatasetFacts()
+        parts = _planned(config) if _fits(config) else None
+        counts = {name: len(hashes) for name, hashes in parts.items()} if parts else {}
+        return {
+            name: Prediction(Kind.DATASET, facts.model_copy(update={"rows": counts.get(name)}))
+            for name in split_names(config.split)
+        }
+
+    def check(self, config: SyntheticConfig, inputs: Inputs) -> Iterable[Finding]:
+        """Report a generator that cannot make that many rows, or an empty split."""
+        try:
+            _planned(config)
+        except DataError as error:
+            yield Finding("data", Level.ERROR, Certainty.VERIFIED, str(error))
+
+    def prompts(self, config: SyntheticConfig, port: str, base: Path) -> frozenset[str] | None:
+        """Prompt hashes of a built-in generator's rows."""
+        parts = _planned(config) if _fits(config) else None
+        return None if parts is None else frozenset(parts[port])
+
+
+def run(context: StageContext) -> Outcome:
+    """Write one dataset artifact for each split."""
+    config: SyntheticConfig = context.config
+    generator = context.component(config.generator, Group.GENERATOR)
+    rows = [dict(row) for row in generator.plugin(generator.config, config.rows, config.seed)]
+    if len(rows) != config.rows:
+        raise DataError(
+            f"the generator `{generator.name}` made {len(rows)} rows", expected=f"{config.rows} rows"
+        )
+    parts = divide(rows, config, generator.plugin.format, generator.name)
+    for name, part in parts.items():
+        facts = write_rows(context.output(name), part, generator.plugin.format)
+        context.describe(name, Kind.DATASET, facts)
+    counts = ", ".join(f"{len(part)} {name}" for name, part in parts.items())
+    figures = {f"rows.{name}": float(len(part)) for name, part in parts.items()}
+    return Outcome(figures=figures, summary=f"{generator.name}: {counts}")
+
+
+def _fits(config: SyntheticConfig) -> bool:
+    """Whether the rows can be made at all; `check` says why not."""
+    try:
+        _planned(config)
+    except DataError:
+        return False
+    return True
+
+
+def _planned(config: SyntheticConfig) -> Mapping[str, tuple[str, ...]] | None:
+    """Return the prompt hashes of each part; None when it has to wait for the worker."""
+    if config.generator.name not in BUILT_IN or config.rows > _MADE_WHILE_PLANNING:
+        return None
+    return _hashes(config.model_dump_json())
+
+
+@lru_cache(maxsize=32)
+def _hashes(options: str) -> Mapping[str, tuple[str, ...]]:
+    config = SyntheticConfig.model_validate_json(options)
+    generator = BUILT_IN[config.generator.name]()
+    own = generator.config.model_validate(config.generator.options)
+    rows = list(generator(own, config.rows, config.seed))
+    parts = divide(rows, config, generator.format, config.generator.name)
+    return {name: tuple(prompt_hash(row, generator.format) for row in part) for name, part in parts.items()}

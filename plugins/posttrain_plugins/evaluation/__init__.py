@@ -1,0 +1,1 @@
+"""Generation, evaluation and the gate."""

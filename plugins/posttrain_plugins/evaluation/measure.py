@@ -1,0 +1,156 @@
+"""What the stage `evaluate` runs in its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from posttrain.artifacts.kinds import Kind, ReportFacts
+from posttrain.artifacts.manifest import Artifact
+from posttrain.contracts.stage import Level, Outcome, StageContext
+from posttrain.errors import DataError, Interrupted
+from posttrain_plugins.data.rows import read_rows
+from posttrain_plugins.evaluation.evaluate import EvaluateConfig
+from posttrain_plugins.evaluation.generation import Generation, generate
+from posttrain_plugins.evaluation.likelihood import completion_nll
+from posttrain_plugins.evaluation.report import (
+    Item,
+    Metric,
+    counts_of,
+    named_figures,
+    write_report,
+)
+from posttrain_plugins.evaluation.tasks import Task, tasks_of
+from posttrain_plugins.models.policy import Policy, open_policy
+
+_DIGITS = 6
+"""Significant digits kept of a log-likelihood; those behind depend on how rows were batched."""
+
+
+def run(context: StageContext) -> Outcome:
+    """Evaluate every model on the same rows and write the report."""
+    config: EvaluateConfig = context.config
+    data = context.input("data")
+    tasks = tasks_of(read_rows(data), data.facts.format, config.limit, config.seed)
+    column = config.answer_from(data.facts.format)
+    compared = tasks if Metric.EXACT_MATCH in config.metrics else []
+    targets = [_target(task, column) for task in compared]
+    models = list({model.digest: model for model in context.inputs["models"]}.values())
+    items: list[Item] = []
+    for done, model in enumerate(models):
+        own = _evaluate(context, model, tasks, targets, (done, len(models)))
+        _warn(context, model, own)
+        items.extend(own)
+    figures = write_report(context.output("report"), items, config.metrics, data.digest)
+    named = named_figures(figures)
+    facts = ReportFacts(report="evaluation", figures=named, subjects=tuple(figures))
+    context.describe("report", Kind.REPORT, facts)
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in named.items())
+    return Outcome(figures=named, summary=f"{shown}, n={len(tasks)}")
+
+
+def _evaluate(
+    context: StageContext,
+    model: Artifact,
+    tasks: Sequence[Task],
+    targets: Sequence[str],
+    turn: tuple[int, int],
+) -> list[Item]:
+    """Return one model's items."""
+    config: EvaluateConfig = context.config
+    policy = open_policy(model, context)
+    columns: list[list[dict[str, Any]]] = []
+    passes = [_PASSES[metric] for metric in config.metrics]
+    for number, measure in enumerate(passes):
+        offset, total = turn[0] * len(passes) + number, turn[1] * len(passes)
+        columns.append(measure(policy, tasks, targets, config, _reporter(context, offset, total)))
+    return [
+        Item(
+            model=model.digest,
+            row=task.identity,
+            prompt=task.hash,
+            **{k: v for part in parts for k, v in part.items()},
+        )
+        for task, *parts in zip(tasks, *columns, strict=True)
+    ]
+
+
+def _answers(
+    policy: Policy, tasks: Sequence[Task], targets: Sequence[str], config: EvaluateConfig, progress: Any
+) -> list[dict[str, Any]]:
+    """Generate an answer to each task and compare it with the target."""
+    generations = generate(
+        policy,
+        [policy.encoder.encode_prompt(task.prompt) for task in tasks],
+        max_new_tokens=config.max_new_tokens,
+        batch_tokens=config.batch_tokens,
+        progress=progress,
+    )
+    return [_answer(policy, only, target) for (only,), target in zip(generations, targets, strict=True)]
+
+
+def _answer(policy: Policy, generation: Generation, target: str) -> dict[str, Any]:
+    prediction = policy.encoder.decode(generation.tokens)
+    return {
+        "prediction": prediction,
+        "target": target,
+        "correct": generation.finished and prediction.strip() == target.strip(),
+        "finished": generation.finished,
+        "generated": len(generation.tokens),
+    }
+
+
+def _likelihoods(
+    policy: Policy, tasks: Sequence[Task], targets: Sequence[str], config: EvaluateConfig, progress: Any
+) -> list[dict[str, Any]]:
+    """Score the reference completion of each task; `targets` are not looked at."""
+    sequences = [policy.encoder.encode_pair(task.prompt, _completion(task)) for task in tasks]
+    scores = completion_nll(policy, sequences, batch_tokens=config.batch_tokens, progress=progress)
+    return [{"nll": float(f"{nll:.{_DIGITS}g}"), "tokens": tokens} for nll, tokens in scores]
+
+
+_PASSES = {Metric.EXACT_MATCH: _answers, Metric.PERPLEXITY: _likelihoods}
+
+
+def _completion(task: Task) -> Any:
+    if task.completion is None:
+        raise DataError(
+            "perplexity needs completions, and these rows are prompts alone",
+            where="data",
+            fix="use data in the format `prompt_completion` or `messages`",
+        )
+    return task.completion
+
+
+def _target(task: Task, column: str | None) -> str:
+    """Return the reference text of a task."""
+    if column is None:
+        return task.answer()
+    if task.row.get(column) is None:
+        raise DataError(
+            "this row has no reference answer",
+            where=f"row {task.identity}, column `{column}`",
+            fix="fill the column, drop the row, or name another column with `answer_column`",
+        )
+    return str(task.row[column])
+
+
+def _reporter(context: StageContext, offset: int, passes: int) -> Callable[[int, int], None]:
+    """Return a callback that reports progress over all passes and stops when asked to."""
+
+    def report(done: int, total: int) -> None:
+        context.progress(offset * total + done, passes * total, "rows")
+        if context.stopping:
+            raise Interrupted(
+                "the evaluation was stopped", fix="`posttrain resume` evaluates again from the start"
+            )
+
+    return report
+
+
+def _warn(context: StageContext, model: Artifact, items: Sequence[Item]) -> None:
+    """Say when a figure rests on empty or cut-off answers."""
+    counts = counts_of(items)
+    for number, what in ((counts.empty, "are empty"), (counts.truncated, "ran into `max_new_tokens`")):
+        if 2 * number > counts.rows:
+            context.note(f"{number} of {counts.rows} answers of {model.ref} {what}", Level.WARNING)

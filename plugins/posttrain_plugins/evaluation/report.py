@@ -1,0 +1,159 @@
+"""The evaluation report on disk: figures in `report.json`, one line per model and item in `items.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from posttrain.artifacts.manifest import canonical
+from posttrain.errors import StageError
+from posttrain_plugins.evaluation.scores import Estimate, perplexity, proportion
+
+REPORT = "report.json"
+ITEMS = "items.jsonl"
+SHORT = 8
+"""Hexadecimal digits of a model's digest in the names of figures."""
+
+
+class Metric(StrEnum):
+    """What an evaluation measures."""
+
+    EXACT_MATCH = "exact_match"
+    PERPLEXITY = "perplexity"
+
+
+class Item(BaseModel):
+    """One model's answer to one dataset row.
+
+    Args:
+        model: Digest of the model.
+        row: Identity of the row: a hash of its content, numbered where the same row occurs twice.
+        prompt: Hash of its prompt.
+        prediction: The generated text, None where nothing was generated.
+        target: The reference text, None where no metric needs it.
+        correct: Whether the model ended its turn and the texts agree.
+        finished: Whether the model ended its turn within the length limit.
+        generated: Number of generated tokens.
+        nll: Σ −log p(token) over the completion, in nats.
+        tokens: Number of scored tokens of the completion.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    row: str
+    prompt: str
+    prediction: str | None = None
+    target: str | None = None
+    correct: bool | None = None
+    finished: bool | None = None
+    generated: int | None = None
+    nll: float | None = None
+    tokens: int | None = None
+
+
+class Counts(BaseModel):
+    """Rows of one model's evaluation, and how many of its generations are suspicious."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: int
+    empty: int = 0
+    truncated: int = 0
+
+
+def counts_of(items: Sequence[Item]) -> Counts:
+    """Count the rows whose prediction is empty text, and those that ran into the length limit."""
+    return Counts(
+        rows=len(items),
+        empty=sum(item.prediction is not None and not item.prediction.strip() for item in items),
+        truncated=sum(item.finished is False for item in items),
+    )
+
+
+def estimate(metric: Metric, items: Sequence[Item], confidence: float = 0.95) -> Estimate:
+    """Return one metric of one model over its items."""
+    return _ESTIMATE[metric](items, confidence)
+
+
+def _exact_match(items: Sequence[Item], confidence: float) -> Estimate:
+    answers = [item.correct for item in items if item.correct is not None]
+    if not answers:
+        raise _unmeasured(Metric.EXACT_MATCH)
+    return proportion(sum(answers), len(answers), confidence)
+
+
+def _perplexity(items: Sequence[Item], confidence: float) -> Estimate:
+    scored = [(item.nll, item.tokens) for item in items if item.nll is not None and item.tokens]
+    if not scored:
+        raise _unmeasured(Metric.PERPLEXITY)
+    nlls, tokens = zip(*scored, strict=True)
+    return perplexity(nlls, tokens, confidence)
+
+
+_ESTIMATE = {Metric.EXACT_MATCH: _exact_match, Metric.PERPLEXITY: _perplexity}
+
+
+def _unmeasured(metric: Metric) -> StageError:
+    return StageError(
+        f"the evaluation has no item with {metric}",
+        expected="at least one",
+        fix=f"evaluate with `metrics: [{metric}]` on data that has it",
+    )
+
+
+def write_report(
+    directory: Path, items: Iterable[Item], metrics: Sequence[Metric], data: str
+) -> Mapping[str, Mapping[Metric, Estimate]]:
+    """Write both files and return every model's figures.
+
+    Args:
+        directory: The output directory.
+        items: Every model's items.
+        metrics: What was measured.
+        data: Digest of the dataset.
+    """
+    by_model = _by_model(items)
+    figures = {
+        model: {metric: estimate(metric, own) for metric in metrics} for model, own in by_model.items()
+    }
+    models = {
+        model: {
+            "metrics": {metric: value.as_dict() for metric, value in figures[model].items()},
+            "counts": counts_of(own).model_dump(),
+        }
+        for model, own in by_model.items()
+    }
+    text = json.dumps({"data": data, "models": models}, indent=2, sort_keys=True, allow_nan=False)
+    (directory / REPORT).write_text(text + "\n", encoding="utf-8")
+    with (directory / ITEMS).open("wb") as file:
+        for own in by_model.values():
+            file.writelines(canonical(item.model_dump(exclude_none=True)) + b"\n" for item in own)
+    return figures
+
+
+def read_items(directory: Path) -> dict[str, list[Item]]:
+    """Return the items of a report by model digest."""
+    with (directory / ITEMS).open("rb") as file:
+        return _by_model(Item.model_validate_json(line) for line in file)
+
+
+def named_figures(figures: Mapping[str, Mapping[Metric, Estimate]]) -> dict[str, float]:
+    """Return figures for the table: `exact_match`, or `exact_match[3f2c9a1b]` for each of several models."""
+    alone = len(figures) == 1
+    return {
+        str(metric) if alone else f"{metric}[{model[:SHORT]}]": value.value
+        for model, own in figures.items()
+        for metric, value in own.items()
+    }
+
+
+def _by_model(items: Iterable[Item]) -> dict[str, list[Item]]:
+    grouped: dict[str, list[Item]] = {}
+    for item in items:
+        grouped.setdefault(item.model, []).append(item)
+    return grouped

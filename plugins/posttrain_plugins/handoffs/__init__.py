@@ -1,0 +1,1 @@
+"""Hand-off rules: one file each, all light."""

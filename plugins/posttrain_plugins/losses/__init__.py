@@ -1,0 +1,1 @@
+"""Losses: one pure function a file."""

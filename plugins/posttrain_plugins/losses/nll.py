@@ -1,0 +1,26 @@
+"""Negative log-likelihood of the supervised tokens."""
+
+from __future__ import annotations
+
+from posttrain.contracts.component import NoOptions
+from posttrain.contracts.loss import Family, LossOutput, Reduction, Term, TokenBatch
+
+
+class Nll:
+    """L = −(1/N) Σ_t w · log π(y_t | x, y_<t), over the N supervised tokens of the whole optimizer step.
+
+    The mean is taken over tokens, so a long answer weighs more than a short one, and no split of the step
+    changes it.
+    """
+
+    family = Family.TOKEN
+    config = NoOptions
+    needs_reference = False
+
+    def __call__(self, batch: TokenBatch, config: NoOptions) -> LossOutput:
+        """Return one term with a value for each supervised token, in nats."""
+        values = -batch.logp * batch.weight
+        return LossOutput(
+            terms=[Term(values, Reduction.TOKEN_MEAN)],
+            metrics={"entropy": batch.entropy, "token_accuracy": batch.top1.to(batch.entropy.dtype)},
+        )

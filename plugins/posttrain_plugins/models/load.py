@@ -1,0 +1,287 @@
+"""The stage `model.load`: a model from a directory, the hub, a GGUF file or an installed package."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from posttrain.artifacts.kinds import Kind, PolicyFacts
+from posttrain.contracts.stage import (
+    Certainty,
+    Finding,
+    Inputs,
+    Level,
+    Outcome,
+    Port,
+    Prediction,
+    SourceMark,
+    Stage,
+    StageConfig,
+    StageContext,
+    VolatileMark,
+)
+from posttrain.errors import DataError
+from posttrain_plugins.data import hub
+from posttrain_plugins.models.artifact import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    facts_of,
+    weight_files,
+    weights_dtype,
+    write_config,
+)
+from posttrain_plugins.models.packages import gguf_of, installed_version
+from posttrain_plugins.templates.library import END_OF_TURN, chatml
+from posttrain_plugins.templates.tokenizer import TOKENIZER, TokenizerFiles, read_json
+
+_MODEL = "model"
+_TEMPLATE = "chat_template.jinja"
+_INDEX = "model.safetensors.index.json"
+_LOCAL = ("path", "gguf", "template_file")
+
+
+class LoadConfig(StageConfig):
+    """Where the model comes from; exactly one of `path`, `id`, `gguf` and `package`.
+
+    Args:
+        path: A directory in the Hugging Face layout, with safetensors weights.
+        id: A model of the Hugging Face hub.
+        revision: Its commit; without one the model may change unnoticed, and the stage is never cached.
+        gguf: A GGUF file; it is converted once.
+        package: An installed Python package that holds one GGUF file, by its module name.
+        package_version: Its version; filled in with the installed one.
+        dtype: Precision of the weights; left out, they stay as they are (float32 from GGUF).
+        template: Put this chat template in place of the model's own, if any.
+        template_file: The same, from a jinja file.
+        download: Let this stage use the network.
+    """
+
+    path: Annotated[str | None, SourceMark()] = None
+    id: str | None = None
+    revision: str | None = None
+    gguf: Annotated[str | None, SourceMark()] = None
+    package: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    package_version: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    template: Literal["chatml"] | None = None
+    template_file: Annotated[str | None, SourceMark()] = None
+    download: Annotated[bool, VolatileMark()] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _version(cls, values: Any) -> Any:
+        """Put the package's version among the options, so that an upgrade makes the stage stale."""
+        package = values.get("package") if isinstance(values, Mapping) else None
+        if not isinstance(package, str) or not package.isidentifier() or values.get("package_version"):
+            return values
+        return {**values, "package_version": installed_version(package)}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("path", "id", "gguf", "package") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give one of `path`, `id`, `gguf` and `package` (found {', '.join(given) or 'none'})"
+            )
+        if self.revision is not None and self.id is None:
+            raise ValueError("`revision` belongs to a hub `id`")
+        if self.template is not None and self.template_file is not None:
+            raise ValueError("give `template` or `template_file`, not both")
+        return self
+
+
+class Load(Stage):
+    """Bring a model into the store as plain safetensors."""
+
+    config = LoadConfig
+    target = "posttrain_plugins.models.load:run"
+    preload = ("torch", "transformers")
+
+    def outputs(self, config: LoadConfig) -> tuple[Port, ...]:
+        """The model."""
+        return (Port(_MODEL, frozenset({Kind.MODEL})),)
+
+    def predict(self, config: LoadConfig, inputs: Inputs) -> Mapping[str, Prediction]:
+        """The facts of a local directory are read here already; of other sources little is known."""
+        return {_MODEL: Prediction(Kind.MODEL, _predicted(config))}
+
+    def check(self, config: LoadConfig, inputs: Inputs) -> Iterable[Finding]:
+        """Report missing files, weights that are not safetensors, a package that is not installed."""
+        for name in _LOCAL:
+            value = getattr(config, name)
+            if value is not None and not Path(value).exists():
+                yield _error(
+                    f"there is no {value}", f"check `{name}`; it is relative to the spec file's folder"
+                )
+                return
+        try:
+            if config.path is not None:
+                _require_loadable(Path(config.path))
+            if config.package is not None:
+                _packaged(config)
+        except DataError as error:
+            yield _error(str(error), None)
+
+    def pinned(self, config: LoadConfig) -> str | None:
+        """A hub id needs a commit, a package a version."""
+        if config.package is not None and config.package_version is None:
+            return f"the version of `{config.package}` is not known"
+        return hub.moves(config.id, config.revision)
+
+
+def run(context: StageContext) -> Outcome:
+    """Write the model."""
+    config: LoadConfig = context.config
+    output = context.output(_MODEL)
+    file = _gguf(config, context.base)
+    if file is not None:
+        scratch = context.work / "tokenizer"
+        scratch.mkdir(parents=True, exist_ok=True)
+        from posttrain_plugins.models.gguf import convert
+
+        convert(file, output, scratch, config.dtype or "float32")
+    else:
+        _copy(_directory(config, context.base), output, config.dtype)
+    _put_template(output, config, context.base)
+    facts = facts_of(output)
+    context.describe(_MODEL, Kind.MODEL, facts)
+    summary = f"{facts.architecture}, {facts.parameters:,} parameters in {facts.dtype}"
+    return Outcome(figures={"parameters": float(facts.parameters or 0)}, summary=summary)
+
+
+def _gguf(config: LoadConfig, base: Path) -> Path | None:
+    if config.gguf is not None:
+        return base / config.gguf
+    return _packaged(config) if config.package is not None else None
+
+
+def _packaged(config: LoadConfig) -> Path:
+    package = str(config.package)
+    file = gguf_of(package)
+    here = installed_version(package)
+    if here != config.package_version:
+        raise DataError(
+            f"another version of `{package}` is installed than the stage asks for",
+            found=here,
+            expected=config.package_version,
+            fix="install that version, or leave `package_version` out",
+        )
+    return file
+
+
+def _directory(config: LoadConfig, base: Path) -> Path:
+    if config.path is not None:
+        return base / config.path
+    return hub.model_directory(str(config.id), revision=config.revision, download=config.download)
+
+
+def _require_loadable(directory: Path) -> None:
+    """Refuse what cannot be opened as a plain model.
+
+    Raises:
+        DataError: No config, an adapter, code of its own, or weights that are not safetensors.
+    """
+    if not directory.is_dir():
+        raise DataError("a model is a directory", where=str(directory), fix="for a GGUF file use `gguf`")
+    config = read_json(directory / CONFIG)
+    if not config:
+        what = "an adapter without its base" if (directory / ADAPTER_CONFIG).is_file() else f"no `{CONFIG}`"
+        raise DataError(
+            "the directory holds no model",
+            where=str(directory),
+            found=what,
+            fix="give a complete model's directory",
+        )
+    if config.get("auto_map"):
+        raise DataError(
+            "the model needs Python code from its own repository, which posttrain never runs",
+            where=str(directory / CONFIG),
+            found=f"`auto_map` for {', '.join(sorted(config['auto_map']))}",
+            fix="use a model whose architecture is part of transformers",
+        )
+    weight_files(directory)
+
+
+def _copy(source: Path, directory: Path, dtype: str | None) -> None:
+    from posttrain_plugins.models.policy import copy_companions, load_model, save_policy
+
+    _require_loadable(source)
+    if dtype is not None and dtype != weights_dtype(source):
+        save_policy(directory, load_model(source, dtype), source)
+    else:
+        for file in weight_files(source):
+            shutil.copyfile(file, directory / file.name)
+        if (source / _INDEX).is_file():
+            shutil.copyfile(source / _INDEX, directory / _INDEX)
+        write_config(directory / CONFIG, read_json(source / CONFIG))
+        copy_companions(source, directory)
+    if not (source / TOKENIZER).is_file():
+        _convert_tokenizer(source, directory)
+
+
+def _convert_tokenizer(source: Path, directory: Path) -> None:
+    """Write `tokenizer.json` for a model that only has the files of a slow tokenizer."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(source, local_files_only=True).backend_tokenizer.save(
+        str(directory / TOKENIZER)
+    )
+
+
+def _put_template(directory: Path, config: LoadConfig, base: Path) -> None:
+    if config.template_file is not None:
+        (directory / _TEMPLATE).write_text((base / config.template_file).read_text("utf-8"), encoding="utf-8")
+    if config.template is not None:
+        (directory / _TEMPLATE).write_text(chatml(end=_end_of_turn(directory)), encoding="utf-8")
+
+
+def _end_of_turn(directory: Path) -> str:
+    """Choose a token that the tokenizer has: ChatML's own, else its end of sequence."""
+    files = TokenizerFiles.read(directory)
+    if files.plain.token_to_id(END_OF_TURN) in files.added:
+        return END_OF_TURN
+    if "eos_token" in files.special_tokens:
+        return files.special_tokens["eos_token"]
+    raise DataError(
+        "the tokenizer has no token to end a turn with",
+        where=str(directory),
+        expected=f"`{END_OF_TURN}` among its special tokens, or an `eos_token`",
+        fix="use `template_file` with a template made for this tokenizer",
+    )
+
+
+def _predicted(config: LoadConfig) -> PolicyFacts:
+    given = config.template is not None or config.template_file is not None
+    changes: dict[str, Any] = {}
+    if config.dtype is not None:
+        changes["dtype"] = config.dtype
+    if given:
+        changes |= {"has_template": True, "template": None, "eos": None}
+    return _facts(config).model_copy(update=changes)
+
+
+def _facts(config: LoadConfig) -> PolicyFacts:
+    """Read what a local directory says; nothing when it is not one, or `check` has something against it."""
+    if config.path is None:
+        return PolicyFacts(dtype=None if config.id is not None else "float32")
+    directory = Path(config.path)
+    try:
+        _require_loadable(directory)
+        stamps = tuple((path.name, path.stat().st_mtime_ns) for path in sorted(directory.iterdir()))
+        return _cached_facts(directory, stamps)
+    except DataError:
+        return PolicyFacts()
+
+
+@lru_cache(maxsize=32)
+def _cached_facts(directory: Path, stamps: tuple[tuple[str, int], ...]) -> PolicyFacts:
+    return facts_of(directory)
+
+
+def _error(message: str, fix: str | None) -> Finding:
+    return Finding("model", Level.ERROR, Certainty.VERIFIED, message, fix=fix)

@@ -1,0 +1,1 @@
+"""Chat templates: rendering, tokenization of conversations, assistant spans."""

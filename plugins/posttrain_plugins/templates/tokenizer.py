@@ -1,0 +1,152 @@
+"""The tokenizer files of a model directory, read without `transformers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.artifacts.manifest import digest_of
+from posttrain.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER = "tokenizer.json"
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SEMANTIC = ("model", "normalizer", "pre_tokenizer", "post_processor")
+_ADDED = ("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or an empty one when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"the file is not valid JSON: {error}", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise DataError("the file does not hold a JSON object", where=str(path), found=type(value).__name__)
+    return value
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What the tokenizer files of a directory say.
+
+    Args:
+        definition: The content of `tokenizer.json`.
+        config: The content of `tokenizer_config.json`.
+        special_tokens: Names such as `eos_token` to their text.
+        template: Source of the default chat template, or None.
+    """
+
+    definition: Mapping[str, Any]
+    config: Mapping[str, Any]
+    special_tokens: Mapping[str, str]
+    template: str | None
+
+    @classmethod
+    def read(cls, directory: Path) -> TokenizerFiles:
+        """Read the files.
+
+        Raises:
+            DataError: There is no `tokenizer.json`, or a file is malformed.
+        """
+        definition = read_json(directory / TOKENIZER)
+        if not definition:
+            raise DataError(
+                f"the model directory has no `{TOKENIZER}`",
+                where=str(directory),
+                fix="load the model with `model.load`, which writes one",
+            )
+        config = read_json(directory / "tokenizer_config.json")
+        special = _special_tokens({**read_json(directory / "special_tokens_map.json"), **_present(config)})
+        return cls(definition, config, special, _template(directory, config))
+
+    @cached_property
+    def hash(self) -> str:
+        """Hash of what decides the ids: vocabulary, merges, added tokens, normalization, splitting."""
+        parts: dict[str, Any] = {name: self.definition.get(name) for name in _SEMANTIC}
+        model = dict(parts["model"] or {})
+        if "merges" in model:
+            model["merges"] = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        added = [
+            {key: token.get(key) for key in _ADDED} for token in self.definition.get("added_tokens") or ()
+        ]
+        return digest_of(
+            {**parts, "model": model, "added_tokens": sorted(added, key=lambda token: token["id"])}
+        )
+
+    @cached_property
+    def plain(self) -> Tokenizer:
+        """The tokenizer without post-processing, padding and truncation.
+
+        A post-processor adds special tokens, and a byte-level one moves offsets past leading spaces, so that
+        a token would seem to start after a space that it holds.
+        """
+        return self._tokenizer({"post_processor": None, "padding": None, "truncation": None})
+
+    @cached_property
+    def prefix(self) -> tuple[int, ...]:
+        """Ids that the tokenizer puts before a text on its own account (a beginning-of-sequence token)."""
+        bos = self.token_id("bos_token")
+        wanted = self.config.get("add_bos_token")
+        if wanted is not None:
+            return (bos,) if wanted and bos is not None else ()
+        ids = self._tokenizer({"padding": None, "truncation": None}).encode("").ids
+        return (bos,) if bos is not None and ids[:1] == [bos] else ()
+
+    @cached_property
+    def added(self) -> frozenset[int]:
+        """Ids of the added tokens: those the tokenizer never makes by merging."""
+        return frozenset(token["id"] for token in self.definition.get("added_tokens") or ())
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a special token such as `pad_token`, or None when there is none."""
+        text = self.special_tokens.get(name)
+        if text is None:
+            return None
+        found: int | None = self.plain.token_to_id(text)
+        return found
+
+    def _tokenizer(self, changes: Mapping[str, Any]) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(json.dumps({**self.definition, **changes}, ensure_ascii=False))
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name in _SPECIAL:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    inline = read_json(directory / "chat_template.json").get("chat_template", config.get("chat_template"))
+    if inline is None or isinstance(inline, str):
+        return inline
+    named = {str(entry.get("name")): entry.get("template") for entry in inline}
+    if "default" in named:
+        return str(named["default"])
+    raise DataError(
+        "the model has several chat templates and none is called `default`",
+        where=str(directory),
+        found=", ".join(sorted(named)),
+        fix="write the one you want to `chat_template.jinja`",
+    )

@@ -1,0 +1,1 @@
+"""Trainers: which rows, which sequences, which losses. One a file."""

@@ -1,0 +1,232 @@
+"""Trainer checkpoints: written whole or not at all, verified before use, and never unpickled.
+
+A checkpoint is a directory of safetensors and JSON files beside a manifest with their digests. It is filled
+under a temporary name, forced to disk and renamed, so a crash leaves the earlier ones as they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from posttrain.errors import StoreError
+
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+STATE = "state"
+
+_PREFIX = "step-"
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete checkpoint: its optimizer step and its directory."""
+
+    step: int
+    path: Path
+
+
+class Checkpoints:
+    """The checkpoints of one node, newest first.
+
+    Args:
+        directory: Where they live; created when the first one is written.
+        limit: How many to keep.
+        note: Called with what was skipped and why.
+    """
+
+    def __init__(self, directory: Path, limit: int, note: Callable[[str], None]) -> None:
+        self.directory, self.limit, self._note = directory, limit, note
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that is complete and undamaged; say which were skipped."""
+        for step in sorted(self._steps(), reverse=True):
+            path = self._path(step)
+            problem = damage(path)
+            if problem is None:
+                return Checkpoint(step, path)
+            self._note(f"checkpoint {path.name} is skipped: {problem}")
+        return None
+
+    def write(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
+        """Write a checkpoint with what `fill` puts into a fresh directory, then prune."""
+        target = self._path(step)
+        write_directory(target, fill)
+        self._prune(step)
+        return Checkpoint(step, target)
+
+    def _prune(self, written: int) -> None:
+        """Keep the one just written and the newest before it; later ones were skipped as damaged."""
+        earlier = sorted((step for step in self._steps() if step < written), reverse=True)
+        later = [step for step in self._steps() if step > written]
+        for step in [*earlier[self.limit - 1 :], *later]:
+            shutil.rmtree(self._path(step))
+
+    def _steps(self) -> list[int]:
+        if not self.directory.is_dir():
+            return []
+        names = (path.name.removeprefix(_PREFIX) for path in self.directory.glob(f"{_PREFIX}*"))
+        return [int(name) for name in names if name.isdigit()]
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"{_PREFIX}{step:08d}"
+
+
+def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
+    """Create `target` with a manifest, atomically; what stood there before is replaced."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    _remove(temporary)
+    temporary.mkdir(parents=True)
+    fill(temporary)
+    names = sorted(path.name for path in temporary.iterdir())
+    files = {
+        name: {"size": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
+        for name in names
+    }
+    (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
+    for name in [*names, MANIFEST]:
+        _sync(temporary / name)
+    _sync(temporary)
+    _remove(target)
+    temporary.rename(target)
+    _sync(target.parent)
+
+
+def damage(directory: Path) -> str | None:
+    """Say what is wrong with what `write_directory` made: file, expected, found; None when it is sound."""
+    try:
+        files: Mapping[str, Any] = json.loads((directory / MANIFEST).read_text())["files"]
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (ValueError, KeyError, TypeError):
+        return f"{MANIFEST} is not readable"
+    for name, entry in files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        size = path.stat().st_size
+        if size != entry["size"]:
+            return f"{name}: expected {entry['size']} bytes, found {size}"
+        found = _sha256(path)
+        if found != entry["sha256"]:
+            return f"{name}: expected sha256 {entry['sha256'][:12]}…, found {found[:12]}…"
+    return None
+
+
+def save_weights(path: Path, model: torch.nn.Module) -> None:
+    """Write trainable parameters and persistent buffers; the frozen rest comes from the input artifact."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in _stateful(model).items()}, path)
+
+
+def load_weights(path: Path, model: torch.nn.Module) -> None:
+    """Copy saved weights into the model.
+
+    Raises:
+        StoreError: The file is no safetensors file, or its names or shapes are not the model's.
+    """
+    saved, own = _tensors(path), _stateful(model)
+    wrong = sorted(saved.keys() ^ own.keys()) or [n for n in saved if saved[n].shape != own[n].shape]
+    if wrong:
+        raise StoreError("the checkpoint does not fit the model", where=str(path), found=", ".join(wrong[:5]))
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            own[name].copy_(tensor)
+
+
+def _stateful(model: torch.nn.Module) -> dict[str, Tensor]:
+    everything = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {
+        name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in everything
+    }
+    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    return {**trainable, **buffers}
+
+
+def save_state(directory: Path, state: Any) -> None:
+    """Write nested dicts, lists, tuples, tensors and plain values as `state.json` and `state.safetensors`."""
+    tensors: dict[str, Tensor] = {}
+    plain = _pack(state, tensors)
+    (directory / f"{STATE}.json").write_text(json.dumps(plain))
+    save_file(tensors, directory / f"{STATE}.safetensors")
+
+
+def load_state(directory: Path) -> Any:
+    """Read what `save_state` wrote.
+
+    Raises:
+        StoreError: The files are not JSON and safetensors.
+    """
+    path = directory / f"{STATE}.json"
+    try:
+        return _unpack(json.loads(path.read_text()), _tensors(directory / f"{STATE}.safetensors"))
+    except (ValueError, KeyError) as error:
+        raise StoreError(f"the file cannot be read: {error}", where=str(path)) from error
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into memory of its own: the file may be pruned while the tensors are in use."""
+    try:
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+    except SafetensorError as error:
+        raise StoreError(f"the file cannot be read: {error}", where=str(path)) from error
+
+
+def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"dict": [[_pack(key, tensors), _pack(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_pack(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return [_pack(item, tensors) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}")
+
+
+def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "tuple" in value:
+        return tuple(_unpack(item, tensors) for item in value["tuple"])
+    return {_unpack(key, tensors): _unpack(item, tensors) for key, item in value["dict"]}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)

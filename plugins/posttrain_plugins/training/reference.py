@@ -1,0 +1,87 @@
+"""Log-probs of the starting policy, computed once before the first update and kept for a resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from posttrain.artifacts.manifest import digest_of
+from posttrain.contracts.trainer import Example
+from posttrain_plugins.training.checkpoints import damage, write_directory
+from posttrain_plugins.training.step import Stepper
+
+LOG_PROBS = "log_probs.safetensors"
+IDENTITY = "identity.json"
+
+
+def reference_log_probs(
+    stepper: Stepper,
+    examples: Sequence[Example],
+    directory: Path,
+    identity: str,
+    pause: Callable[[int], None],
+) -> dict[int, Tensor]:
+    """Return Σ log π_ref over the supervised tokens of each sequence, float32, by row.
+
+    The model that is given is the reference: before its first update the policy is exactly that, whatever
+    adapters it carries. It is scored in evaluation mode. Values belong to rows, not to places in an order.
+
+    Args:
+        stepper: Scores with the starting policy.
+        examples: The rows that training will visit.
+        directory: Where the result is kept.
+        identity: Digest of what it depends on (model, rows, options); a stored result of another one is not
+            used.
+        pause: Called with the number of examples done after each micro-batch; may raise to stop.
+    """
+    if damage(directory) is None and json.loads((directory / IDENTITY).read_text()) == identity:
+        return _by_row(load_file(directory / LOG_PROBS))
+    found = _computed(stepper, examples, pause)
+    rows = sorted(found)
+
+    def fill(path: Path) -> None:
+        values = torch.stack([found[row] for row in rows])
+        save_file({"rows": torch.tensor(rows), "log_probs": values}, path / LOG_PROBS)
+        (path / IDENTITY).write_text(json.dumps(identity))
+
+    write_directory(directory, fill)
+    return found
+
+
+def reference_identity(policy: str, examples: Sequence[Example], options: Mapping[str, object]) -> str:
+    """Digest what reference log-probs depend on."""
+    rows = [
+        [
+            example.row,
+            [[list(sequence.tokens), list(map(int, sequence.supervised))] for sequence in example.sequences],
+        ]
+        for example in examples
+    ]
+    return digest_of([policy, rows, dict(options)])
+
+
+def _computed(
+    stepper: Stepper, examples: Sequence[Example], pause: Callable[[int], None]
+) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    training = stepper.model.training
+    stepper.model.eval()
+    try:
+        with torch.no_grad():
+            for micro in stepper.micro_batches(examples):
+                scores = stepper.score(micro)
+                totals = scores.totals(scores.logp).cpu()
+                found.update((example.row, totals[i].clone()) for i, example in enumerate(micro.examples))
+                pause(len(found))
+    finally:
+        stepper.model.train(training)
+    return found
+
+
+def _by_row(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    return {int(row): values for row, values in zip(tensors["rows"], tensors["log_probs"], strict=True)}

@@ -1,0 +1,363 @@
+"""A run of light stages: what is built, reused, skipped, refused and recorded."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.lab import PLUGIN, Concurrent, Lab, child_command
+
+from posttrain.artifacts.store import Store
+from posttrain.contracts.runner import Execution, NodeResult, NodeStatus
+from posttrain.errors import ExitCode, StageError, StoreError
+from posttrain.execution.journal import NodeEnded, NodeStarted, RunEnded, RunStarted, node_ends, read_journal
+from posttrain.execution.protocol import Request
+from posttrain.execution.records import find_run, list_runs, require_resumable, run_state
+from posttrain.execution.sequential import SequentialRunner
+from posttrain.execution.session import execute
+from posttrain.registry.discovery import discover
+
+CHAIN: dict[str, Any] = {
+    "rows": {"uses": "test/write", "with": {"text": "a"}},
+    "more": {"uses": "test/copy", "inputs": {"data": "rows"}, "with": {"text": "b"}},
+}
+
+
+def failing(how: str, **options: Any) -> dict[str, Any]:
+    return {
+        "rows": {"uses": "test/write"},
+        "bad": {"uses": "test/fail", "inputs": {"data": "rows"}, "with": {"how": how, **options}},
+    }
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def test_a_chain_is_built_and_then_reused(lab: Lab) -> None:
+    first = lab.run(CHAIN)
+    assert first.exit_code == ExitCode.OK
+    assert [result.status for result in first.results.values()] == [NodeStatus.COMPLETED] * 2
+    assert lab.text(first, "more") == "ab"
+    again = lab.run(CHAIN)
+    assert again.exit_code == ExitCode.OK
+    assert [result.status for result in again.results.values()] == [NodeStatus.CACHED] * 2
+    assert {n: r.outputs for n, r in again.results.items()} == {
+        n: r.outputs for n, r in first.results.items()
+    }
+    assert again.results["rows"].figures == {"length": 1.0}
+
+
+def test_a_changed_option_reruns_the_stage_and_what_depends_on_it(lab: Lab) -> None:
+    lab.run(CHAIN)
+    changed = {**CHAIN, "more": {**CHAIN["more"], "with": {"text": "c"}}}
+    report = lab.run(changed)
+    assert report.results["rows"].status == NodeStatus.CACHED
+    assert report.results["more"].status == NodeStatus.COMPLETED
+
+
+def test_the_record_of_a_run_is_complete(lab: Lab) -> None:
+    report = lab.run(CHAIN)
+    record = find_run(lab.workspace)
+    kinds = [type(entry) for entry in read_journal(record.directory)]
+    assert kinds == [RunStarted, NodeStarted, NodeEnded, NodeStarted, NodeEnded, RunEnded]
+    end = node_ends(record.directory)["more"]
+    assert end.inputs == {"data": [report.results["rows"].outputs["data"]]}
+    store = Store(lab.workspace)
+    kept = store.lookup(end.key or "")
+    assert kept is not None and kept.outputs == end.outputs
+    provenance = store.provenance(end.outputs["data"])
+    assert provenance is not None
+    assert (provenance.node, provenance.run) == ("more", record.run)
+    assert provenance.parents == {"data": (report.results["rows"].outputs["data"],)}
+    assert set(kept.versions) >= {"python"} and kept.threads == 1 and kept.device is not None
+    assert not list((lab.workspace / "work").iterdir())
+    assert [path for path in store.tmp.iterdir() if path.suffix != ".lock"] == []
+    request = Request.model_validate_json((lab.attempt("more") / "request.json").read_bytes())
+    assert request.inputs == end.inputs and request.device == "cpu"
+
+
+def test_a_failure_skips_what_depends_on_it_and_nothing_else(lab: Lab) -> None:
+    pipeline = {
+        **failing("raise"),
+        "after": {"uses": "test/copy", "inputs": {"data": "bad"}},
+        "later": {"uses": "test/copy", "inputs": {"data": "after"}},
+        "apart": {"uses": "test/copy", "inputs": {"data": "rows"}},
+    }
+    report = lab.run(pipeline)
+    statuses = {name: str(result.status) for name, result in report.results.items()}
+    assert statuses == {
+        "rows": "completed", "bad": "failed", "after": "skipped", "later": "skipped", "apart": "completed",
+    }  # fmt: skip
+    assert report.results["after"].summary == "needs bad (failed)"
+    assert report.status == "failed" and report.exit_code == ExitCode.FAILED
+    assert run_state(find_run(lab.workspace)).status == "failed"
+
+
+def test_an_exception_is_shown_with_the_plugins_line_and_kept_with_its_traceback(lab: Lab) -> None:
+    error = lab.run(failing("raise")).results["bad"].error
+    assert error is not None
+    assert error["message"] == "KeyError: 'no such column'"
+    assert "helpers/fake_stages.py:" in error["where"]
+    assert "about to fail by raise" in error["log"]
+    log = (lab.attempt("bad") / "output.log").read_text()
+    assert "Traceback" in log and "no such column" in log
+
+
+def test_a_posttrain_error_keeps_its_parts(lab: Lab) -> None:
+    error = lab.run(failing("refuse")).results["bad"].error
+    assert error is not None
+    expected = {
+        "type": "DataError", "message": "this row is bad", "where": "rows.jsonl:3", "found": "nothing",
+        "expected": "text", "fix": "mend it",
+    }  # fmt: skip
+    assert {name: error[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("vanish", "the worker exited with code 0"),
+        ("exit", "SystemExit: 7"),
+        ("nothing", "test/fail did not write to its output port 'data'"),
+        ("undescribed", "test/fail did not describe its output port 'data'"),
+        ("wrong_kind", "output port 'data' was given the wrong kind of artifact"),
+        ("no_outcome", "the target of test/fail did not return an Outcome"),
+        ("full_disk", "could not write: the disk is full"),
+        ("steal", "this stage asked for a secret that its options do not declare"),
+    ],
+)
+def test_what_is_no_success_fails_and_says_why(lab: Lab, how: str, message: str) -> None:
+    report = lab.run(failing(how))
+    assert report.results["bad"].status == NodeStatus.FAILED
+    error = report.results["bad"].error
+    assert error is not None and error["message"] == message
+    assert [path for path in (lab.workspace / "store" / "tmp").iterdir() if path.suffix != ".lock"] == []
+
+
+def test_exit_0_without_a_result_is_told_as_such(lab: Lab) -> None:
+    error = lab.run(failing("vanish")).results["bad"].error
+    assert error is not None and error["found"] == "no result.json"
+
+
+def test_a_failed_node_is_tried_again_and_not_taken_from_the_cache(lab: Lab) -> None:
+    lab.run(failing("raise"))
+    report = lab.resume(failing("raise"))
+    assert report.results["rows"].status == NodeStatus.CACHED
+    assert report.results["bad"].status == NodeStatus.FAILED
+    assert lab.attempt("bad", 2).is_dir()
+
+
+@pytest.mark.parametrize(("steps", "word"), [(0, "0 steps"), (None, "no step count")])
+def test_a_trainer_that_advanced_no_step_failed(lab: Lab, steps: int | None, word: str) -> None:
+    pipeline = {
+        "rows": {"uses": "test/write"},
+        "sft": {"uses": "test/train", "inputs": {"data": "rows"}, "with": {"steps": steps}},
+    }
+    report = lab.run(pipeline)
+    error = report.results["sft"].error
+    assert error is not None and (error["message"], error["found"]) == (
+        "test/train advanced no step, so it trained nothing", word,
+    )  # fmt: skip
+    pipeline["sft"]["with"] = {"steps": 3}
+    assert lab.run(pipeline).exit_code == ExitCode.OK
+
+
+def test_numbers_that_are_not_finite_are_left_out_and_told_once(lab: Lab) -> None:
+    report = lab.run(failing("infinite"))
+    assert report.results["bad"].figures == {"rate": 0.5}
+    assert lab.notes("bad") == ["loss is not finite at step 0 (nan); left out"]
+    metrics = [event for event in lab.events if event["type"] == "metrics"]
+    assert [(event["step"], event["values"]) for event in metrics] == [(0, {"rate": 0.5}), (1, {"rate": 0.5})]
+    assert node_ends(find_run(lab.workspace).directory)["bad"].figures == {"rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [("rejected", ExitCode.REJECTED), ("inconclusive", ExitCode.INCONCLUSIVE)]
+)
+def test_a_gates_no_is_no_failure_and_stays_no_when_cached(lab: Lab, verdict: str, code: ExitCode) -> None:
+    pipeline = {
+        "rows": {"uses": "test/write"},
+        "gate": {"uses": "test/gate", "inputs": {"data": "rows"}, "with": {"verdict": verdict}},
+        "promoted": {"uses": "test/copy", "inputs": {"data": "rows"}, "needs": ["gate"]},
+    }
+    for report in (lab.run(pipeline), lab.run(pipeline)):
+        assert report.exit_code == code and report.status == verdict
+        assert report.results["gate"].status == verdict
+        assert report.results["gate"].figures == {"margin": 0.25}
+        assert report.results["promoted"].summary == f"needs gate ({verdict})"
+    assert sum(event["type"] == "node-started" and event["node"] == "gate" for event in lab.events) == 1
+
+
+def test_what_does_not_fit_is_refused_before_launch(lab: Lab) -> None:
+    pipeline = {"rows": {"uses": "test/write"}, "next": {"uses": "test/picky", "inputs": {"data": "rows"}}}
+    report = lab.run(pipeline)
+    error = report.results["next"].error
+    assert error is not None
+    assert (error["type"], error["message"], error["where"], error["fix"]) == (
+        "HandoffError", "picky: these rows do not fit", "next.data", "take others",
+    )  # fmt: skip
+    assert not find_run(lab.workspace).stage("next").exists()
+    pipeline["next"]["with"] = {"level": "warning"}
+    assert lab.run(pipeline).results["next"].status == NodeStatus.COMPLETED
+
+
+def test_a_damaged_artifact_is_noticed_and_built_again(lab: Lab) -> None:
+    first = lab.run(CHAIN)
+    digest = first.results["rows"].outputs["data"]
+    file = lab.workspace / "store" / "objects" / digest / "rows.jsonl"
+    file.chmod(0o644)
+    file.write_text("!")
+    again = lab.run(CHAIN)
+    assert again.results["rows"].status == NodeStatus.COMPLETED
+    assert again.results["rows"].outputs["data"] == digest
+    assert again.results["more"].status == NodeStatus.CACHED
+    (note,) = lab.notes()
+    assert note.startswith("rows: output `data`:") and note.endswith("building it again")
+    assert Store(lab.workspace).verify(digest, full=True) == []
+
+
+def test_a_moving_source_is_never_cached_but_kept_within_its_run(lab: Lab) -> None:
+    pipeline = {
+        "rows": {"uses": "test/moving"},
+        "bad": {"uses": "test/fail", "inputs": {"data": "rows"}},
+    }
+    assert lab.run(pipeline).results["rows"].status == NodeStatus.COMPLETED
+    assert lab.run(pipeline).results["rows"].status == NodeStatus.COMPLETED
+    assert lab.resume(pipeline).results["rows"].status == NodeStatus.CACHED
+
+
+def test_an_external_effect_that_is_gone_is_made_again(lab: Lab) -> None:
+    pipeline = {"out": {"uses": "test/external"}}
+    assert lab.run(pipeline).results["out"].status == NodeStatus.COMPLETED
+    assert lab.run(pipeline).results["out"].status == NodeStatus.CACHED
+    (lab.workspace / "effect").unlink()
+    assert lab.run(pipeline).results["out"].status == NodeStatus.COMPLETED
+    assert lab.notes() == ["out: its effect is gone; running it again"]
+
+
+def test_a_full_disk_at_commit_fails_the_node_clearly(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Store, *arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "objects")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_place", full)
+        report = lab.run(CHAIN)
+    error = report.results["rows"].error
+    assert error is not None
+    assert (error["type"], error["message"]) == (
+        "StoreError",
+        "could not commit an artifact: the disk is full",
+    )
+    assert "gc" in error["fix"] and "bytes free" in error["found"]
+    assert report.results["more"].status == NodeStatus.SKIPPED
+    assert lab.resume(CHAIN).exit_code == ExitCode.OK
+
+
+def test_a_node_that_asks_for_too_much_fails_without_waiting(lab: Lab) -> None:
+    report = lab.run({"rows": {"uses": "test/write", "resources": {"gpus": 1}}})
+    error = report.results["rows"].error
+    assert error is not None
+    assert (error["found"], error["expected"]) == ("1 GPUs", "at most 0")
+
+
+def test_nodes_run_at_the_same_time_when_the_runner_says_so(lab: Lab) -> None:
+    pipeline = {"rows": {"uses": "test/write"}} | {
+        f"copy{n}": {"uses": "test/copy", "inputs": {"data": "rows"}, "with": {"text": str(n)}}
+        for n in range(3)
+    }
+    report = lab.run(pipeline, runner=Concurrent())
+    assert report.exit_code == ExitCode.OK
+    assert sorted(lab.text(report, f"copy{n}") for n in range(3)) == ["sea0", "sea1", "sea2"]
+
+
+def test_two_nodes_with_one_key_build_once(lab: Lab) -> None:
+    pipeline = {name: {"uses": "test/write", "with": {"text": "same"}} for name in ("one", "two")}
+    report = lab.run(pipeline, runner=Concurrent())
+    assert sorted(result.status for result in report.results.values()) == ["cached", "completed"]
+    assert report.results["one"].outputs == report.results["two"].outputs
+
+
+class Lazy:
+    """A runner that forgets the last node."""
+
+    def run(self, execution: Execution) -> dict[str, NodeResult]:
+        return {node: execution.perform(node) for node in execution.order[:-1]}
+
+
+class Backwards:
+    """A runner that ignores dependencies."""
+
+    def run(self, execution: Execution) -> dict[str, NodeResult]:
+        return {node: execution.perform(node) for node in reversed(execution.order)}
+
+
+@pytest.mark.parametrize(
+    ("runner", "message"), [(Lazy(), "without performing"), (Backwards(), "before what it")]
+)
+def test_a_runner_that_breaks_its_contract_fails_the_run(lab: Lab, runner: Any, message: str) -> None:
+    with pytest.raises(StageError, match=message):
+        lab.run(CHAIN, runner=runner)
+    assert run_state(find_run(lab.workspace)).status == "failed"
+
+
+def test_states_of_runs_and_what_can_be_resumed(lab: Lab) -> None:
+    lab.run(CHAIN)
+    lab.run(failing("raise"))
+    done, failed = list_runs(lab.workspace)
+    assert run_state(done).nodes["more"].status == NodeStatus.COMPLETED
+    with pytest.raises(StoreError, match="there is nothing to do"):
+        require_resumable(done)
+    assert require_resumable(failed).nodes["bad"].attempts == 1
+    assert find_run(lab.workspace, failed.run[-4:]) == failed
+    with pytest.raises(StoreError, match="there is no such run"):
+        find_run(lab.workspace, "nothing")
+    lab.resume(failing("raise"))
+    assert run_state(failed).resumed == 1
+    with failed.claimed():
+        assert run_state(failed).status == "failed"
+        with pytest.raises(StoreError, match="is running already"), failed.claimed():
+            pass
+
+
+def test_two_processes_build_each_output_once(lab: Lab) -> None:
+    pipeline = {
+        "rows": {"uses": "test/write"},
+        "slow": {"uses": "test/slow", "inputs": {"data": "rows"}, "with": {"steps": 10}},
+    }
+    processes = [
+        subprocess.Popen(child_command(lab, pipeline), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    ended = [(process.communicate(timeout=60), process.returncode) for process in processes]
+    assert [code for _, code in ended] == [0, 0], ended
+    results = [json.loads(out) for (out, _), _ in ended]
+    assert sorted(result["slow"][0] for result in results) == ["cached", "completed"]
+    assert results[0]["slow"][1] == results[1]["slow"][1]
+
+
+@pytest.mark.parametrize("node", ["a/b=1", "..", "x" * 300])
+def test_any_node_name_gets_a_directory_of_its_own(lab: Lab, node: str) -> None:
+    lab.run({"rows": {"uses": "test/write"}})
+    record = find_run(lab.workspace)
+    assert record.stage(node).parent == record.directory / "stages"
+    assert len(record.stage(node).name) < 200
+    assert record.stage(node) != record.stage(node.replace("/", "_") + "_")
+
+
+def test_a_worker_with_other_plugins_than_the_key_was_made_for_refuses(lab: Lab, tmp_path: Path) -> None:
+    plugin = tmp_path / "stages.py"
+    plugin.write_bytes(PLUGIN.read_bytes())
+    run = lab.prepare(CHAIN, plugins=[plugin], catalogue=discover([plugin], installed=False))
+    plugin.write_text(plugin.read_text() + "\n# edited while the run was going on\n")
+    report = execute(run, SequentialRunner(), pipeline="test", runner_name="sequential")
+    error = report.results["rows"].error
+    assert error is not None
+    assert error["message"] == "the plugins of test/write are not those that the run was started with"
+    assert "file" in error["found"]

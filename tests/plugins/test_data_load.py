@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.stages import configured, contents, run_stage
+
+from posttrain.contracts.stage import Certainty, Level, SourceMark
+from posttrain.errors import DataError
+from posttrain.registry.components import ConfigProblems, marked, semantic
+from posttrain_plugins.data.load import Load, LoadConfig
+from posttrain_plugins.data.rows import prompt_hash, read_rows
+
+
+def rows_file(tmp_path: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") -> Path:
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    return [{"text": f"text {number}"} for number in range(count)]
+
+
+def test_without_a_split_there_is_one_dataset(tmp_path: Path) -> None:
+    rows_file(tmp_path, texts(3))
+    run = run_stage(Load(), tmp_path, path="rows.jsonl")
+    assert read_rows(run.result("data")) == texts(3)
+    assert run.described["data"][1].rows == 3
+    assert run.outcome is not None
+    assert run.outcome.figures == {"rows.data": 3.0}
+
+
+def test_rows_keep_their_split_when_the_file_grows(tmp_path: Path) -> None:
+    def split(count: int) -> dict[str, list[dict[str, Any]]]:
+        directory = tmp_path / str(count)
+        directory.mkdir()
+        rows_file(directory, [{"text": "new, first"}] * (count > 60) + texts(count))
+        run = run_stage(Load(), directory, path="rows.jsonl", split={"test": 0.2, "dev": 0.1})
+        return {port: read_rows(run.result(port)) for port in ("train", "test", "dev")}
+
+    small, large = split(60), split(200)
+    assert sum(map(len, small.values())) == 60
+    for name, rows in small.items():
+        assert all(row in large[name] for row in rows)
+    assert 20 <= len(large["test"]) <= 60
+
+
+def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        rows_file(tmp_path / name, texts(30))
+        run_stage(Load(), tmp_path / name, path="rows.jsonl", split={"test": 0.3})
+    assert contents(tmp_path / "a" / "out-test") == contents(tmp_path / "b" / "out-test")
+
+
+def test_equal_rows_and_on_demand_equal_prompts_stay_together(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{n % 10}", "completion": f"c{n}"} for n in range(100)]
+    rows_file(tmp_path, rows + rows)
+    run = run_stage(Load(), tmp_path, path="rows.jsonl", split={"test": 0.5})
+    assert [r in read_rows(run.result("train")) for r in rows].count(True) * 2 == len(
+        read_rows(run.result("train"))
+    )
+    by_prompt = run_stage(
+        Load(), tmp_path / "p", path=str(tmp_path / "rows.jsonl"), split={"test": 0.5}, split_by="prompt"
+    )
+    train, test = ({row["prompt"] for row in read_rows(by_prompt.result(port))} for port in ("train", "test"))
+    assert train.isdisjoint(test)
+
+
+def test_an_empty_split_is_named(tmp_path: Path) -> None:
+    rows_file(tmp_path, texts(3))
+    with pytest.raises(DataError, match=r"the split `test` \(0.001 of the rows\) is empty"):
+        run_stage(Load(), tmp_path, path="rows.jsonl", split={"test": 0.001})
+
+
+def test_duplicates_are_noted(tmp_path: Path) -> None:
+    rows_file(tmp_path, texts(2) + texts(1))
+    assert "1 rows equal an earlier one: kept" in run_stage(Load(), tmp_path, path="rows.jsonl").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({}, "either `path`, a local file, or `id`"),
+        ({"path": "a", "id": "b/c"}, "either `path`, a local file, or `id`"),
+        ({"path": "a", "revision": "0"}, "belong to a hub `id`"),
+        ({"path": "a", "split": {"test": 100}}, "rows would move between splits"),
+        ({"path": "a", "split": {"test": 1}}, "must be a fraction below 1"),
+        ({"path": "a", "split": {"test": 0.0}}, "must be above 0"),
+        ({"path": "a", "split": {"train": 0.9}}, "leave `train` out"),
+        ({"path": "a", "split": {"test": 0.6, "dev": 0.4}}, "leaves nothing for `train`"),
+        ({"path": "a", "split": {}}, "at least one split"),
+        ({"path": "a", "split": {"a.b": 0.5}}, "no name for a split"),
+        ({"path": "a", "format": "chatty"}, "format"),
+        ({"path": "a", "columns": {"x": "z", "y": "z"}}, "one new name to several columns"),
+        ({"path": "a", "limit": 0}, "limit"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        configured(Load(), **options)
+    assert part in str([(problem.path, problem.message) for problem in caught.value.problems])
+
+
+def test_the_path_is_a_source_and_downloading_is_not_in_the_key() -> None:
+    config = configured(Load(), path="a.jsonl", download=True)
+    assert list(marked(config, SourceMark)) == [(("path",), "a.jsonl")]
+    assert not {"path", "download"} & set(semantic(config))
+
+
+def test_small_text_files_are_read_while_planning(tmp_path: Path) -> None:
+    path = rows_file(tmp_path, [{"prompt": f"p{n}", "completion": "c", "answer": "c"} for n in range(40)])
+    config = LoadConfig(path=str(path), split={"test": 0.25})
+    stage = Load()
+    predicted = stage.predict(config, {})
+    run = run_stage(stage, tmp_path, path=str(path), split={"test": 0.25})
+    for port in ("train", "test"):
+        assert predicted[port].facts == run.described[port][1]
+        hashes = stage.prompts(config, port, Path("/"))
+        assert hashes == {prompt_hash(row, "prompt_completion") for row in read_rows(run.result(port))}
+        assert hashes == set((run.output(port) / "prompts.txt").read_text().split())
+    assert list(stage.check(config, {})) == []
+
+
+def test_planning_sees_a_changed_file(tmp_path: Path) -> None:
+    path = rows_file(tmp_path, texts(2))
+    config = LoadConfig(path=str(path))
+    assert Load().predict(config, {})["data"].facts.rows == 2
+    rows_file(tmp_path, texts(5))
+    assert Load().predict(config, {})["data"].facts.rows == 5
+
+
+def test_planning_reports_missing_and_broken_files(tmp_path: Path) -> None:
+    (missing,) = Load().check(LoadConfig(path=str(tmp_path / "no.jsonl")), {})
+    assert (missing.level, missing.certainty) == (Level.ERROR, Certainty.VERIFIED)
+    assert str(tmp_path / "no.jsonl") in missing.message
+    path = rows_file(tmp_path, [{"text": "a"}, {"txt": "b"}])
+    (broken,) = Load().check(LoadConfig(path=str(path)), {})
+    assert "line 2: no column `text`" in broken.message
+    assert Load().predict(LoadConfig(path=str(path)), {})["data"].facts.rows is None
+    assert Load().prompts(LoadConfig(path=str(path)), "data", tmp_path) is None
+
+
+def test_hub_ids_must_be_pinned() -> None:
+    stage = Load()
+    assert "pin `revision`" in str(stage.pinned(LoadConfig(id="a/b")))
+    assert "pin `revision`" in str(stage.pinned(LoadConfig(id="a/b", revision="main")))
+    assert stage.pinned(LoadConfig(id="a/b", revision="0" * 40)) is None
+    assert stage.pinned(LoadConfig(path="a.jsonl")) is None
+
+
+def test_a_hub_dataset_is_not_downloaded_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refused(*args: Any, **options: Any) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(DataError, match="cannot be read from the local cache") as caught:
+        run_stage(Load(), tmp_path, id="nobody/nothing", revision="0" * 40)
+    assert "download: true" in str(caught.value.fix)

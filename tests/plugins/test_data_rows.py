@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.errors import DataError
+from posttrain_plugins.data.conversation import as_messages, completion_messages, content_text
+from posttrain_plugins.data.formats import infer_format, row_problem
+from posttrain_plugins.data.rows import prompt_hash, read_rows, write_rows
+
+
+def test_rows_survive_a_round_trip_and_the_bytes_are_canonical(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "é\u2028b", "completion": "x", "z": 1},
+        {"completion": "y", "prompt": "q", "a": None, "z": 2},
+    ]
+    facts = write_rows(tmp_path, rows, "prompt_completion", policy="ab")
+    assert read_rows(tmp_path) == rows
+    lines = (tmp_path / "rows.jsonl").read_bytes().split(b"\n")
+    assert lines[1:] == [b'{"a":null,"completion":"y","prompt":"q","z":2}', b""]
+    assert facts.model_dump(exclude={"type"}) == {
+        "format": "prompt_completion",
+        "columns": ("prompt", "completion", "z"),
+        "rows": 2,
+        "policy": "ab",
+    }
+    assert len((tmp_path / "prompts.txt").read_text().splitlines()) == 2
+
+
+def test_prompt_hash_is_what_its_definition_says() -> None:
+    text = json.dumps([["system", "Be brief."], ["user", "Hi"]], separators=(",", ":"))
+    expected = hashlib.sha256(text.encode()).hexdigest()[:16]
+    system, user = {"role": "system", "content": "Be brief.\n"}, {"role": "user", "content": " Hi "}
+    answer = {"role": "assistant", "content": "Hello"}
+    assert prompt_hash({"prompt": [system, user]}, "prompt") == expected
+    assert prompt_hash({"messages": [system, user, answer]}, "messages") == expected
+    assert prompt_hash({"prompt": [system, user], "chosen": "a", "rejected": "b"}, "preference") == expected
+
+
+def test_a_string_prompt_hashes_as_one_user_turn() -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    assert prompt_hash({"prompt": "Hi"}, "prompt") == prompt_hash({"prompt": turns}, "prompt")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    assert prompt_hash({"prompt": parts}, "prompt") == prompt_hash({"prompt": turns}, "prompt")
+    assert prompt_hash({"prompt": "Ho"}, "prompt") != prompt_hash({"prompt": "Hi"}, "prompt")
+
+
+def test_messages_hash_everything_before_the_last_answer() -> None:
+    first = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "one"}]
+    second = [*first, {"role": "user", "content": "2"}]
+    longer = [*second, {"role": "assistant", "content": "two"}, {"role": "user", "content": "bye"}]
+    assert prompt_hash({"messages": longer}, "messages") == prompt_hash({"prompt": second}, "prompt")
+
+
+def test_no_rows_and_unfit_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at least one row"):
+        write_rows(tmp_path, [], "text")
+    with pytest.raises(DataError, match=r"row 2: no column `text`; the row has `tex`"):
+        write_rows(tmp_path, [{"text": "a"}, {"tex": "b"}], "text")
+    with pytest.raises(DataError, match="half a surrogate pair"):
+        write_rows(tmp_path, [{"text": "\ud800"}], "text")
+    with pytest.raises(DataError, match="row 1: the row cannot be written as JSON"):
+        write_rows(tmp_path, [{"text": "a", "score": float("nan")}], "text")
+
+
+@pytest.mark.parametrize(
+    ("columns", "format"),
+    [
+        ("text", "text"),
+        ("messages id", "messages"),
+        ("prompt answer", "prompt"),
+        ("prompt completion", "prompt_completion"),
+        ("prompt chosen rejected", "preference"),
+    ],
+)
+def test_formats_are_recognised(columns: str, format: str) -> None:
+    assert infer_format(columns.split(), "f") == format
+
+
+def test_ambiguous_columns_list_the_candidates() -> None:
+    with pytest.raises(DataError) as caught:
+        infer_format(["prompt", "completion", "chosen", "rejected"], "f.jsonl")
+    assert "`prompt_completion`, `preference`" in caught.value.message
+    assert "format: prompt_completion" in str(caught.value.fix)
+    with pytest.raises(DataError, match="fit no dataset format") as caught:
+        infer_format(["question", "answer"], "f.jsonl")
+    assert "`question`, `answer`" in str(caught.value.found) or "`answer`, `question`" in str(
+        caught.value.found
+    )
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("row", "format", "problem"),
+    [
+        ({"prompt": "a", "completion": "  "}, "prompt_completion", "`completion` is empty"),
+        ({"prompt": [], "completion": "b"}, "prompt_completion", "`prompt` is an empty list"),
+        ({"prompt": 3, "completion": "b"}, "prompt_completion", "`prompt` is number, not a string or a list"),
+        ({"prompt": None}, "prompt", "`prompt` is null"),
+        ({"text": ["a"]}, "text", "`text` is list, not a string"),
+        ({"messages": "a"}, "messages", "`messages` is a string, not a list of messages"),
+        ({"messages": ["a"]}, "messages", "message 1 is str, not an object"),
+        ({"messages": [{"from": "user"}]}, "messages", "message 1 has no `role` (it has `from`)"),
+        ({"messages": [{"role": "user"}]}, "messages", "message 1 has no `content`"),
+        ({"messages": [{"role": "user", "content": 4}]}, "messages", "a `content` of type int"),
+        (
+            {"prompt": "a", "chosen": [USER], "rejected": "c"},
+            "preference",
+            "`chosen` begins with a `user` turn",
+        ),
+        (
+            {"prompt": "a", "completion": [{"role": "assistant", "content": ""}]},
+            "prompt_completion",
+            "`completion` has an empty answer",
+        ),
+    ],
+)
+def test_unfit_rows_say_why(row: dict[str, object], format: str, problem: str) -> None:
+    found = row_problem(row, format)
+    assert found is not None
+    assert problem in found
+
+
+def test_a_tool_call_needs_no_content() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
+    assert row_problem({"prompt": "a", "completion": [call]}, "prompt_completion") is None
+    assert content_text(call) == ""
+
+
+def test_strings_become_turns() -> None:
+    assert as_messages("a") == [{"role": "user", "content": "a"}]
+    assert completion_messages("b") == [{"role": "assistant", "content": "b"}]
+    assert as_messages([USER]) == [USER]

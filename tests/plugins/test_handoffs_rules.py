@@ -1,0 +1,263 @@
+"""Each rule: where it fires, where it does not, and where it cannot tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers.sites import adapter, data, findings, policy, real, site, summary
+
+from posttrain.artifacts.kinds import Kind, PolicyFacts, TemplateFingerprint
+from posttrain.contracts.rule import Site
+from posttrain_plugins.handoffs.adapter import Adapter
+from posttrain_plugins.handoffs.dataset_format import DatasetFormat
+from posttrain_plugins.handoffs.leakage import Leakage
+from posttrain_plugins.handoffs.reference import Reference
+from posttrain_plugins.handoffs.template import Template
+from posttrain_plugins.handoffs.tokenizer import Tokenizer
+from posttrain_plugins.handoffs.tokens import Tokens
+
+ERROR, WARNING, NOTE = ("error", "predicted"), ("warning", "predicted"), ("note", "predicted")
+VERIFIED, UNKNOWN = ("error", "verified"), ("note", "unknown")
+Expected = list[tuple[str, str]]
+
+
+def test_dataset_format() -> None:
+    def check(**facts: Any) -> Expected:
+        return summary(DatasetFormat, site("measure", data=data(**facts)))
+
+    assert check(format="prompt") == []
+    assert check(format="text") == [ERROR]
+    assert check(format="text", verified=True) == [VERIFIED]
+    assert check() == [UNKNOWN]
+    assert summary(DatasetFormat, site("split", data=data(format="text"))) == []
+    (found,) = findings(DatasetFormat, site("measure", data=data(format="text")))
+    assert (
+        found.message
+        == "chats.data has the format `text`, but `data` of measure takes `messages` or `prompt`"
+    )
+    assert found.port == "data"
+
+
+def fingerprint(text: str) -> TemplateFingerprint:
+    return TemplateFingerprint(tokens="t", text=text)
+
+
+@pytest.mark.parametrize(
+    ("has", "format", "expected"),
+    [
+        (False, "messages", [ERROR]),
+        (True, "messages", []),
+        (False, "prompt", []),
+        (None, "messages", [UNKNOWN]),
+        (False, None, [UNKNOWN]),
+        (None, None, []),
+        (None, "prompt", []),
+    ],
+)
+@pytest.mark.parametrize("uses", ["train", "measure"])
+def test_missing_template(uses: str, has: bool | None, format: str | None, expected: Expected) -> None:
+    port = "model" if uses == "train" else "models"
+    at = site(uses, **{port: policy(has_template=has), "data": data(format=format)})
+    assert summary(Template, at) == expected
+
+
+def test_missing_template_is_verified_by_artifacts() -> None:
+    at = site(
+        "train", model=policy(has_template=False, verified=True), data=data(format="messages", verified=True)
+    )
+    assert summary(Template, at) == [VERIFIED]
+
+
+def test_templates_that_differ() -> None:
+    one, same, other = (policy(f"m{i}.model", template=fingerprint(text)) for i, text in enumerate("aab"))
+    none = policy("m3.model")
+    assert summary(Template, site("measure", models=[one, same, none], data=data(format="prompt"))) == []
+    assert summary(Template, site("measure", models=[one, other], data=data(format="prompt"))) == [WARNING]
+    assert summary(Template, site("train", model=one, teacher=other, data=data(format="preference"))) == [
+        ERROR
+    ]
+    assert summary(Template, site("judge", candidate=one, baseline=other)) == []
+
+
+def test_vocabulary_and_embeddings() -> None:
+    def check(vocabulary: int | None, embeddings: int | None) -> Expected:
+        return summary(
+            Tokenizer, site("judge", candidate=policy(vocabulary=vocabulary, embeddings=embeddings))
+        )
+
+    assert check(101, 100) == [ERROR]
+    assert check(100, 100) == check(100, 128) == check(None, 100) == check(101, None) == []
+
+
+def test_tokenizers_that_differ() -> None:
+    one, same, other = (policy(f"m{i}.model", tokenizer=text) for i, text in enumerate("aab"))
+    assert summary(Tokenizer, site("judge", candidate=one, baseline=same)) == []
+    assert summary(Tokenizer, site("judge", candidate=one, baseline=other)) == [WARNING]
+    assert summary(Tokenizer, site("measure", models=[one, same, other], data=data())) == [WARNING] * 2
+    assert summary(Tokenizer, site("train", model=one, teacher=other, data=data())) == [ERROR]
+    assert summary(Tokenizer, site("judge", candidate=one, baseline=policy())) == []
+
+
+def generated(by: Any, through_split: bool = False) -> tuple[Site, str]:
+    """The site that hands on a dataset that `by` generated, and the dataset's origin."""
+    made = site("sample", node="pairs", model=by, prompts=data())
+    if not through_split:
+        return made, "pairs.data"
+    return site("split", made, node="half", data=data("pairs.data")), "half.data"
+
+
+@pytest.mark.parametrize("through_split", [False, True])
+def test_data_of_another_tokenizer(through_split: bool) -> None:
+    made, origin = generated(policy("a.model", tokenizer="a"), through_split)
+    for own, expected in (("a", []), ("b", [WARNING]), (None, [])):
+        at = site("train", made, model=policy("b.model", tokenizer=own), data=data(origin))
+        assert summary(Tokenizer, at) == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"eos": (3,), "pad": 0}, []),
+        ({"eos": (), "pad": 0}, [ERROR]),
+        ({"pad": 0}, [UNKNOWN]),
+        ({"pad": 0, "verified": True}, [VERIFIED]),
+        ({"eos": (3,)}, []),
+        ({"eos": (3,), "verified": True}, [("note", "verified")]),
+        ({"eos": (2, 3), "pad": 3}, [NOTE]),
+        ({"eos": (3,), "pad": 0, "unk": 0}, [WARNING]),
+        ({"eos": (3, 100), "pad": 0, "vocabulary": 100, "embeddings": 128}, [ERROR]),
+        ({"eos": (99,), "pad": 0, "vocabulary": 100, "embeddings": 128}, []),
+        ({"eos": (3,), "pad": 128, "embeddings": 128}, [ERROR]),
+        ({"eos": (3,), "pad": 0, "bos": 500, "vocabulary": 100}, [ERROR]),
+    ],
+)
+def test_special_tokens(facts: dict[str, Any], expected: Expected) -> None:
+    assert summary(Tokens, site("train", model=policy(**facts), data=data())) == expected
+    assert summary(Tokens, site("measure", models=policy(**facts), data=data())) == expected
+    assert summary(Tokens, site("judge", candidate=policy(**facts))) == []
+
+
+def digest(kind: Kind = Kind.MODEL, **facts: Any) -> str:
+    return real(kind, PolicyFacts(**facts)).digest
+
+
+SFT = {"architecture": "sft", "verified": True}
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        (digest(architecture="sft"), []),
+        (digest(architecture="other"), [("warning", "verified")]),
+        (None, []),
+    ],
+)
+def test_pairs_by_digest(by: str | None, expected: Expected) -> None:
+    at = site("train", model=policy(**SFT), data=data(policy=by, verified=True))
+    assert summary(Reference, at) == expected
+    token = site("train-tokens", model=policy(**SFT), data=data(policy=by, verified=True))
+    assert summary(Reference, token) == []
+
+
+def test_off_policy_pairs_name_both_digests() -> None:
+    other = digest(architecture="other")
+    (found,) = findings(Reference, site("train", model=policy(**SFT), data=data(policy=other, verified=True)))
+    assert other[:12] in found.message
+    assert digest(architecture="sft")[:12] in found.message
+
+
+def test_pairs_of_an_adapters_base_are_on_policy() -> None:
+    model = adapter(base="b" * 64, verified=True)
+    assert summary(Reference, site("train", model=model, data=data(policy="b" * 64, verified=True))) == []
+    assert summary(Reference, site("train", model=model, data=data(policy="c" * 64, verified=True))) == [
+        ("warning", "verified")
+    ]
+
+
+@pytest.mark.parametrize("through_split", [False, True])
+def test_pairs_by_origin_before_digests_are_known(through_split: bool) -> None:
+    made, origin = generated(policy("sft.model"), through_split)
+    assert summary(Reference, site("train", made, model=policy("sft.model"), data=data(origin))) == []
+    assert summary(Reference, site("train", made, model=policy("base.model"), data=data(origin))) == [WARNING]
+    human = site("load", node="chats")
+    assert summary(Reference, site("train", human, model=policy("base.model"), data=data("chats.data"))) == []
+
+
+def test_pairs_of_the_model_that_an_adapter_was_trained_on() -> None:
+    made, origin = generated(policy("base.model"))
+    lora = site("train-tokens", node="lora", model=policy("base.model"), data=data())
+    assert summary(Reference, site("train", made, lora, model=adapter("lora.model"), data=data(origin))) == []
+    assert summary(Reference, site("train", made, lora, model=policy("lora.model"), data=data(origin))) == [
+        WARNING
+    ]
+
+
+def evaluation(test: Any, train: Any, uses: str = "measure") -> Site:
+    trained = site("train", node="sft", model=policy("base.model"), data=train)
+    port = "models" if uses == "measure" else "model"
+    return site(
+        uses, trained, **{port: policy("sft.model"), "data" if uses == "measure" else "prompts": test}
+    )
+
+
+def test_leakage() -> None:
+    test = {"origin": "chats.test", "prompts": ["a", "b", "c", "d", "e"]}
+    clean, leaky = ({"origin": "chats.train", "prompts": prompts} for prompts in (["x"], list("xabde")))
+    assert summary(Leakage, evaluation(data(**test), data(**clean))) == []
+    (found,) = findings(Leakage, evaluation(data(**test), data(**leaky)))
+    assert (found.level, found.certainty) == ERROR
+    assert found.message == (
+        "4 of 5 evaluation prompts also occur in the training data of sft (chats.train), "
+        "with the hashes a, b, d"
+    )
+    verified = evaluation(data(**test, verified=True), data(**leaky, verified=True))
+    assert summary(Leakage, verified) == [VERIFIED]
+
+
+def test_leakage_is_unknown_until_both_sets_of_prompts_are_known() -> None:
+    known, unknown = data("chats.test", prompts=["a"]), data("chats.test")
+    assert summary(Leakage, evaluation(unknown, data("pairs.data", prompts=["a"]))) == [UNKNOWN]
+    assert summary(Leakage, evaluation(known, data("pairs.data"))) == [UNKNOWN]
+    assert summary(Leakage, evaluation(known, data("chats.test"))) == [ERROR], "the very same dataset"
+
+
+def test_leakage_looks_at_every_ancestor_that_trains_and_at_nothing_else() -> None:
+    sft = site("train", node="sft", model=policy("base.model"), data=data("chats.train", prompts=["a"]))
+    dpo = site("train", sft, node="dpo", model=policy("sft.model"), data=data("chats.train", prompts=["a"]))
+    at = site(
+        "measure", dpo, models=[policy("dpo.model"), policy("base.model")], data=data("t.data", prompts=["a"])
+    )
+    (found,) = findings(Leakage, at)
+    assert "the training data of dpo, sft (chats.train)" in found.message
+    sampled, origin = generated(policy("base.model"))
+    assert (
+        summary(Leakage, evaluation(data("t.data", prompts=["a"]), data("x.data", prompts=["a"]), "sample"))
+        == []
+    )
+    only_read = site("measure", sampled, models=policy("base.model"), data=data(origin, prompts=["a"]))
+    assert summary(Leakage, only_read) == []
+
+
+def test_adapter_and_base() -> None:
+    base = policy("base.model", architecture="base", verified=True)
+    own = digest(architecture="base")
+    assert summary(Adapter, site("merge", adapter=adapter(base=own, verified=True), model=base)) == []
+    assert summary(Adapter, site("merge", adapter=adapter(base="c" * 64, verified=True), model=base)) == [
+        VERIFIED
+    ]
+    assert summary(Adapter, site("merge", adapter=adapter(), model=base)) == [UNKNOWN]
+    compared = site("measure", models=[adapter(base="c" * 64, verified=True), base], data=data())
+    assert summary(Adapter, compared) == []
+
+
+def test_adapter_and_base_by_origin() -> None:
+    lora = site("train", node="lora", model=policy("base.model"), data=data())
+    assert (
+        summary(Adapter, site("merge", lora, adapter=adapter("lora.model"), model=policy("base.model"))) == []
+    )
+    (found,) = findings(
+        Adapter, site("merge", lora, adapter=adapter("lora.model"), model=policy("other.model"))
+    )
+    assert (found.level, found.certainty) == ERROR
+    assert found.message == "lora.model was trained on base.model, but is combined with other.model"

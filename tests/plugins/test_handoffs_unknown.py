@@ -1,0 +1,70 @@
+"""What holds for every registered rule."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from helpers.sites import STAGES, adapter, data, policy, site
+
+from posttrain.artifacts.kinds import Kind, ReportFacts
+from posttrain.contracts.registration import Registration
+from posttrain.contracts.rule import Site
+from posttrain.contracts.stage import Certainty, Finding, Input, Level
+from posttrain_plugins.registration import posttrain_rules
+
+RULES = {registration.name: registration for registration in posttrain_rules()}
+MAKERS = {Kind.DATASET: data, Kind.MODEL: policy, Kind.ADAPTER: adapter}
+
+
+def blank(kind: Kind, origin: str) -> Input:
+    """An input about which nothing is known."""
+    return MAKERS[kind](origin) if kind in MAKERS else Input(origin, kind, ReportFacts())
+
+
+def sites(uses: str) -> list[Site]:
+    """The node with nothing connected, and with every port fed by unknown things of each kind."""
+    ports = STAGES[uses].inputs
+    maker = site("load", node="x")
+    fed = [
+        site(
+            uses,
+            maker,
+            node=uses,
+            **{port.name: [blank(pick(port.kinds), "x.out")] * (1 + port.many) for port in ports},
+        )
+        for pick in (min, max)
+    ]
+    return [site(uses), *fed, *(site(uses, each, **each.inputs) for each in fed)]
+
+
+@pytest.mark.parametrize("uses", STAGES)
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_nothing_known_is_never_an_accusation(rule: Registration, uses: str) -> None:
+    for at in sites(uses):
+        for finding in rule.load()().check(at):
+            same_data = rule.name == "leakage" and "evaluation data is" in finding.message
+            assert isinstance(finding, Finding)
+            assert same_data or (finding.level, finding.certainty) == (Level.NOTE, Certainty.UNKNOWN)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_findings_carry_the_registered_name(rule: Registration) -> None:
+    module = sys.modules[rule.load().__module__]
+    assert rule.name == module.NAME
+    assert rule.load().__doc__
+
+
+def test_light_modules_import_nothing_heavy() -> None:
+    modules = [
+        *(registration.target.partition(":")[0] for registration in RULES.values()),
+        "posttrain_plugins.evaluation.evaluate",
+        "posttrain_plugins.evaluation.gate",
+        "posttrain_plugins.data.best_of_n",
+        "posttrain_plugins.rewards.exact",
+    ]
+    heavy = ["torch", "transformers", "numpy"]
+    code = f"import sys, {', '.join(modules)}\nprint([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

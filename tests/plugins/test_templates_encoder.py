@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.chat_templates import (
+    HEADERS_AND_DATE,
+    MARKED,
+    NO_SYSTEM,
+    OPEN_ENDED,
+    REASONING,
+    SYSTEM_BY_DEFAULT,
+)
+from helpers.models import ALPHABET, END_ID, PAD_ID, UNK_ID, char_tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from posttrain.errors import DataError
+from posttrain_plugins.models.vocabulary import bpe_tokenizer, write_tokenizer
+from posttrain_plugins.templates.encoder import Encoded, Encoder
+
+ASK = [{"role": "user", "content": "hi"}]
+
+
+def opened(directory: Path, template: str | None = "chatml", **config: Any) -> Encoder:
+    char_tokenizer(directory, ALPHABET + "<>|_", template)
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    return Encoder.open(directory)
+
+
+def marked(encoder: Encoder, encoded: Encoded) -> str:
+    """The text with its supervised parts in brackets."""
+    text, inside = "", False
+    for token, counts in zip(encoded.tokens, encoded.supervised, strict=True):
+        if counts != inside:
+            text += "[" if counts else "]"
+            inside = counts
+        text += encoder.decode([token], skip_special=False)
+    return text + "]" * inside
+
+
+def test_an_answer_is_supervised_up_to_its_end_of_turn(tmp_path: Path) -> None:
+    encoder = opened(tmp_path)
+    encoded = encoder.encode_pair(ASK, "4 + 4")
+    assert marked(encoder, encoded) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[4 + 4<|im_end|>]\n"
+    )
+    assert encoded.tokens[: len(encoder.encode_prompt(ASK))] == encoder.encode_prompt(ASK)
+
+
+def test_the_end_of_turn_counts_when_it_is_the_pad_token_too(tmp_path: Path) -> None:
+    plain, same = opened(tmp_path / "a"), opened(tmp_path / "b", pad_token="<|im_end|>")
+    assert same.pad_id == same.eos_id == END_ID
+    assert same.encode_pair(ASK, "x") == plain.encode_pair(ASK, "x")
+
+
+def test_every_assistant_turn_is_supervised(tmp_path: Path) -> None:
+    encoder = opened(tmp_path, SYSTEM_BY_DEFAULT)
+    turns = [*ASK, {"role": "assistant", "content": "e"}, *ASK, {"role": "assistant", "content": " ok "}]
+    assert marked(encoder, encoder.encode_messages(turns)) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+        "<|im_start|>assistant\n[e<|im_end|>]\n<|im_start|>user\nhi<|im_end|>\n"
+        "<|im_start|>assistant\n[ ok <|im_end|>]\n"
+    )
+
+
+def test_a_completion_of_several_turns_leaves_the_prompts_answers_out(tmp_path: Path) -> None:
+    encoder = opened(tmp_path)
+    prompt = [*ASK, {"role": "assistant", "content": "a"}, *ASK]
+    completion = [
+        {"role": "assistant", "content": "b"},
+        {"role": "tool", "content": "t"},
+        {"role": "assistant", "content": "c"},
+    ]
+    text = marked(encoder, encoder.encode_pair(prompt, completion))
+    assert "assistant\na<|im_end|>" in text
+    assert text.endswith(
+        "assistant\n[b<|im_end|>]\n<|im_start|>tool\nt<|im_end|>\n<|im_start|>assistant\n[c<|im_end|>]\n"
+    )
+
+
+def test_templates_with_marks_and_trimmed_content(tmp_path: Path) -> None:
+    encoder = opened(tmp_path / "a", MARKED)
+    assert marked(encoder, encoder.encode_pair(ASK, "x")).endswith("assistant\n[x<|im_end|>]")
+    trimmed = HEADERS_AND_DATE.replace("<|eot_id|>", "<|im_end|>")
+    encoder = opened(tmp_path / "b", trimmed)
+    text = marked(encoder, encoder.encode_pair(ASK, "  x \n"))
+    assert text.endswith("<|start_header_id|>assistant<|end_header_id|>\n\n[x<|im_end|>]")
+
+
+def test_strings_are_joined_and_closed(tmp_path: Path) -> None:
+    encoder = opened(tmp_path, template=None)
+    assert marked(encoder, encoder.encode_pair("2+2=", "4")) == "2+2=[4<|im_end|>]"
+    assert marked(encoder, encoder.encode_pair("2+2=", "4<|im_end|>")) == "2+2=[4<|im_end|>]"
+    assert marked(encoder, encoder.encode_text("abc")) == "a[bc<|im_end|>]"
+    assert encoder.decode(encoder.encode_prompt("2+2=")) == "2+2="
+
+
+def test_nothing_predicts_the_first_token(tmp_path: Path) -> None:
+    encoded = opened(tmp_path, template=None).encode_pair("", "ab")
+    assert encoded.supervised == [False, True, True]
+
+
+@pytest.mark.parametrize("how", ["post-processor", "config"])
+def test_the_beginning_token_comes_once(tmp_path: Path, how: str) -> None:
+    tokenizer = char_tokenizer(tmp_path, template=None)
+    tokenizer.add_special_tokens(["<s>"])
+    bos = tokenizer.token_to_id("<s>")
+    if how == "post-processor":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", bos)]
+        )
+    write_tokenizer(tmp_path, tokenizer, None)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"bos_token": "<s>"}
+    config |= {"add_bos_token": True} if how == "config" else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    encoder = Encoder.open(tmp_path)
+    assert marked(encoder, encoder.encode_text("ab")) == "<s>[ab<|im_end|>]"
+    assert encoder.encode_prompt("<s>a") == encoder.encode_prompt("a")
+    assert encoder.encode_pair("<s>a", "b") == encoder.encode_pair("a", "b")
+    assert encoder.encode_pair("a", "b").supervised == [False, False, True, True]
+
+
+def test_a_token_across_the_boundary_is_not_supervised(tmp_path: Path) -> None:
+    tokenizer = bpe_tokenizer(["hello world " * 20], 320)
+    write_tokenizer(tmp_path, tokenizer, None)
+    encoder = Encoder.open(tmp_path)
+    encoded = encoder.encode_pair("hello ", "world")
+    assert [encoder.decode([token], skip_special=False) for token in encoded.tokens] == [
+        "hello",
+        " world",
+        "<|im_end|>",
+    ]
+    assert (encoded.supervised, encoded.straddling) == ([False, False, True], 1)
+    clean = encoder.encode_pair("hello", " world")
+    assert (clean.tokens, clean.supervised, clean.straddling) == (encoded.tokens, [False, True, True], 0)
+
+
+def test_leading_spaces_belong_to_the_token_whatever_the_post_processor_says(tmp_path: Path) -> None:
+    tokenizer = bpe_tokenizer(["hello world " * 20], 320)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    write_tokenizer(tmp_path, tokenizer, None)
+    assert Encoder.open(tmp_path).encode_pair("hello ", "world").straddling == 1
+
+
+def test_characters_of_several_bytes(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, bpe_tokenizer(["abc"], 300), None)
+    encoder = Encoder.open(tmp_path)
+    encoded = encoder.encode_pair("é", "🌍")
+    assert encoded.supervised == [False] * 2 + [True] * 5
+    assert encoder.decode(encoded.tokens) == "é🌍"
+
+
+def test_a_prepended_space_does_not_shift_the_boundary(tmp_path: Path) -> None:
+    vocabulary = {"<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁a": 4, "</s>": 5}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    encoded = Encoder.open(tmp_path).encode_pair("a", "b")
+    assert (encoded.tokens, encoded.supervised) == ([4, 3, 5], [False, True, True])
+
+
+def test_padding_and_truncation_of_the_file_are_ignored(tmp_path: Path) -> None:
+    tokenizer = char_tokenizer(tmp_path, template=None)
+    plain = Encoder.open(tmp_path)
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=50)
+    write_tokenizer(tmp_path, tokenizer, None)
+    changed = Encoder.open(tmp_path)
+    assert changed.encode_prompt("abcdef") == plain.encode_prompt("abcdef")
+    assert changed.files.hash == plain.files.hash
+
+
+def test_the_tokenizer_hash_follows_what_decides_the_ids(tmp_path: Path) -> None:
+    first = opened(tmp_path / "a").files.hash
+    assert opened(tmp_path / "b", template=None).files.hash == first
+    tokenizer = char_tokenizer(tmp_path / "c")
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    write_tokenizer(tmp_path / "c", tokenizer, None)
+    assert Encoder.open(tmp_path / "c").files.hash != first
+    tokenizer = char_tokenizer(tmp_path / "d")
+    tokenizer.add_tokens(["new"])
+    write_tokenizer(tmp_path / "d", tokenizer, None)
+    assert Encoder.open(tmp_path / "d").files.hash != first
+
+
+def test_stop_ids_join_template_generation_config_and_tokenizer(tmp_path: Path) -> None:
+    encoder = opened(tmp_path)
+    assert (encoder.stop_ids, encoder.end_of_turn, encoder.pad_id) == ((END_ID,), END_ID, PAD_ID)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [UNK_ID]}))
+    assert Encoder.open(tmp_path).stop_ids == (UNK_ID, END_ID)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7, "pad_token_id": 8}))
+    other = opened(tmp_path / "x", eos_token="<|pad|>", pad_token=None)
+    assert other.stop_ids == (PAD_ID, END_ID)
+    assert Encoder.open(tmp_path).stop_ids == (END_ID, 7)
+
+
+def test_the_fingerprint_tells_templates_and_tokenizers_apart(tmp_path: Path) -> None:
+    chatml, headers = (
+        opened(tmp_path / "a").fingerprint(),
+        opened(tmp_path / "b", HEADERS_AND_DATE).fingerprint(),
+    )
+    assert chatml is not None
+    assert headers is not None
+    assert (chatml.dated, headers.dated) == (False, True)
+    assert chatml.text != headers.text
+    char_tokenizer(tmp_path / "c", "abc")
+    other = Encoder.open(tmp_path / "c").fingerprint()
+    assert other is not None
+    assert (other.text == chatml.text, other.tokens == chatml.tokens) == (True, False)
+    assert opened(tmp_path / "d", template=None).fingerprint() is None
+
+
+def test_a_dated_template_gives_the_same_tokens_on_any_day(tmp_path: Path) -> None:
+    encoder = opened(tmp_path, HEADERS_AND_DATE)
+    assert "26 Jul 2024" in encoder.decode(encoder.encode_prompt(ASK))
+
+
+def refusal(encoder: Encoder, prompt: Any, completion: Any = "x") -> DataError:
+    with pytest.raises(DataError) as caught:
+        encoder.encode_pair(prompt, completion)
+    return caught.value
+
+
+def test_conversations_need_a_template(tmp_path: Path) -> None:
+    error = refusal(opened(tmp_path, template=None), ASK)
+    assert "no chat template" in error.message
+    assert "template: chatml" in str(error.fix)
+
+
+def test_a_declining_template_is_quoted(tmp_path: Path) -> None:
+    error = refusal(opened(tmp_path, NO_SYSTEM), [{"role": "system", "content": "x"}])
+    assert "role system is not supported" in error.message
+    assert error.found == "turns system, assistant"
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
+    encoder = opened(tmp_path, REASONING)
+    answer = {"role": "assistant", "content": "x", "reasoning_content": "why"}
+    text = marked(encoder, encoder.encode_pair(ASK, [answer]))
+    assert text.endswith("assistant\n[<think>why</think>x<|im_end|>]\n")
+    with pytest.raises(DataError, match="rewrites earlier turns") as caught:
+        encoder.encode_messages([*ASK, answer, *ASK, answer])
+    assert "think" in str(caught.value.expected)
+    assert "think" not in str(caught.value.found)
+
+
+def test_a_template_that_never_ends_a_turn_is_refused(tmp_path: Path) -> None:
+    error = refusal(opened(tmp_path, OPEN_ENDED), ASK, "<|im_end|> was said")
+    assert "never learn to stop" in error.message.replace("\n", " ")
+    assert error.found == repr("\n")
+
+
+def test_short_answers_are_not_mistaken_for_the_templates_own_text(tmp_path: Path) -> None:
+    encoder = opened(tmp_path)
+    for answer in ("e", "|", "im_end", "\n", "assistant", "<|im_end|>"):
+        assert marked(encoder, encoder.encode_pair(ASK, answer)).endswith(f"[{answer}<|im_end|>]\n")
+
+
+def test_without_an_end_token_plain_text_is_refused(tmp_path: Path) -> None:
+    char_tokenizer(tmp_path, template=None)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "generation_config.json").unlink()
+    assert "no end-of-sequence token" in refusal(Encoder.open(tmp_path), "a").message
+
+
+def test_no_assistant_turn(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no assistant turn"):
+        opened(tmp_path).encode_messages(ASK)
+
+
+def test_template_files_in_every_place(tmp_path: Path) -> None:
+    char_tokenizer(tmp_path, template=None)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+
+    def template(inline: Any) -> str | None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": inline}))
+        return Encoder.open(tmp_path).files.template
+
+    assert template("a") == "a"
+    assert template([{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]) == "d"
+    with pytest.raises(DataError, match="none is called `default`"):
+        template([{"name": "rag", "template": "r"}])
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert template("a") == "file"
+
+
+def test_special_tokens_may_be_objects(tmp_path: Path) -> None:
+    encoder = opened(tmp_path, eos_token={"__type": "AddedToken", "content": "<|unk|>"})
+    assert encoder.eos_id == UNK_ID
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no `tokenizer.json`"):
+        Encoder.open(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        Encoder.open(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["character", "bpe"])
+def test_ids_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = bpe_tokenizer([ALPHABET], 300) if kind == "bpe" else char_tokenizer(tmp_path)
+    write_tokenizer(tmp_path, tokenizer, SYSTEM_BY_DEFAULT)
+    encoder, reference = Encoder.open(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    turns = [*ASK, {"role": "assistant", "content": " 4 \n\n é"}]
+    prompt = reference.apply_chat_template(ASK, add_generation_prompt=True, return_dict=False)
+    assert encoder.encode_prompt(ASK) == prompt
+    assert encoder.encode_messages(turns).tokens == reference.apply_chat_template(turns, return_dict=False)
+    assert encoder.encode_prompt("a  b\nc") == reference("a  b\nc")["input_ids"]
+    assert encoder.decode(prompt, skip_special=False) == reference.decode(prompt)

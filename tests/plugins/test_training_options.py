@@ -1,0 +1,162 @@
+"""Each option changes something or is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.training import completion_rows, context_for, model_artifact, train, weights
+from pydantic import ValidationError
+
+from posttrain.artifacts.manifest import Artifact
+from posttrain.contracts.stage import VolatileMark
+from posttrain_plugins.trainers.dpo import DpoOptions
+from posttrain_plugins.trainers.sft import SftOptions
+from posttrain_plugins.training.options import Lora, TrainingOptions
+
+BASE: dict[str, Any] = {"max_steps": 3, "batch_size": 4, "learning_rate": 1e-2}
+LONG = {**BASE, "max_length": 14}
+LORA = {**BASE, "lora": {"r": 2}}
+
+CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "learning_rate": (BASE, 2e-2),
+    "batch_size": (BASE, 5),
+    "num_train_epochs": ({"batch_size": 4, "num_train_epochs": 1.0}, 1.5),
+    "max_steps": (BASE, 4),
+    "lr_scheduler_type": (BASE, "cosine"),
+    "warmup_steps": (BASE, 1),
+    "optim": (BASE, "sgd"),
+    "weight_decay": (BASE, 0.5),
+    "adam_beta1": (BASE, 0.5),
+    "adam_beta2": (BASE, 0.9),
+    "adam_epsilon": (BASE, 1.0),
+    "max_grad_norm": ({**BASE, "adam_epsilon": 1e-2}, 0.01),
+    "max_length": (BASE, 14),
+    "truncation": (LONG, "keep_end"),
+    "weight_column": (BASE, "weight"),
+    "shuffle": (BASE, False),
+    "seed": (BASE, 1),
+    "bf16": (BASE, True),
+    "lora": (BASE, {"r": 2}),
+}
+LORA_CHANGES: dict[str, Any] = {
+    "r": 3,
+    "alpha": 4,
+    "dropout": 0.5,
+    "target_modules": ["q_proj"],
+    "rslora": True,
+    "dora": True,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return model_artifact(tmp_path_factory.mktemp("model"))
+
+
+def trained(directory: Path, model: Artifact, options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    rows = [{**row, "weight": 1 + i % 3} for i, row in enumerate(completion_rows())]
+    train(context_for(directory, "train.sft", model, rows, "prompt_completion", **options))
+    return weights(directory / "out-model")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, torch.Tensor]]:
+    return {}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_option_changes_the_result(
+    tmp_path: Path, model: Artifact, results: dict[str, dict[str, torch.Tensor]], name: str
+):
+    base, value = CHANGES[name]
+    if repr(base) not in results:
+        results[repr(base)] = trained(tmp_path / "base", model, base)
+    assert not same(trained(tmp_path / "changed", model, {**base, name: value}), results[repr(base)])
+
+
+@pytest.mark.parametrize("name", LORA_CHANGES)
+def test_a_lora_option_changes_the_result(
+    tmp_path: Path, model: Artifact, results: dict[str, dict[str, torch.Tensor]], name: str
+):
+    if "lora" not in results:
+        results["lora"] = trained(tmp_path / "base", model, LORA)
+    changed = {**LORA, "lora": {**LORA["lora"], name: LORA_CHANGES[name]}}
+    assert not same(trained(tmp_path / "changed", model, changed), results["lora"])
+
+
+def volatile() -> set[str]:
+    fields = TrainingOptions.model_fields.items()
+    return {name for name, field in fields if any(isinstance(mark, VolatileMark) for mark in field.metadata)}
+
+
+def test_every_option_is_covered_here():
+    assert set(CHANGES) | volatile() == set(TrainingOptions.model_fields)
+    assert set(LORA_CHANGES) == set(Lora.model_fields)
+    assert all(field.description for field in {**TrainingOptions.model_fields, **Lora.model_fields}.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logging_steps", 2),
+        ("save_steps", 1),
+        ("save_steps", 0),
+        ("save_total_limit", 1),
+        ("gradient_checkpointing", True),
+    ],
+)
+def test_a_volatile_option_changes_no_bit(
+    tmp_path: Path, model: Artifact, results: dict[str, dict[str, torch.Tensor]], name: str, value: Any
+):
+    if repr(BASE) not in results:
+        results[repr(BASE)] = trained(tmp_path / "base", model, BASE)
+    assert same(trained(tmp_path / "changed", model, {**BASE, name: value}), results[repr(BASE)])
+
+
+def test_micro_batches_change_rounding_alone(tmp_path: Path, model: Artifact):
+    start = weights(model.path)
+    options = {**BASE, "optim": "sgd", "learning_rate": 0.3}
+    whole = trained(tmp_path / "whole", model, options)
+    cut = trained(tmp_path / "cut", model, {**options, "micro_batch_tokens": 30})
+    largest = max(float((whole[name] - start[name]).abs().max()) for name in whole)
+    gap = max(float((whole[name] - cut[name]).abs().max()) for name in whole)
+    assert 0 < gap <= 2e-6 * largest + 1.2e-7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_steps": 0}, "trains nothing"),
+        ({"max_steps": 5, "num_train_epochs": 2}, "ignored beside max_steps"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 3}, "ignored by `constant`"),
+        ({"lr_scheduler_type": "constant_with_warmup"}, "needs warmup_steps"),
+        (
+            {"optim": "sgd", "adam_beta1": 0.5, "adam_epsilon": 1e-6},
+            "adam_beta1, adam_epsilon would be ignored",
+        ),
+        ({"learning_rate": 0}, "greater than 0"),
+        ({"batch_size": 0}, "greater than or equal to 1"),
+        ({"gradient_accumulation_steps": 4}, "not permitted"),
+        ({"lora": {"rank": 4}}, "not permitted"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        SftOptions(**options)
+
+
+def test_dpo_refuses_adapter_dropout():
+    with pytest.raises(ValidationError, match=r"lora\.dropout would be ignored"):
+        DpoOptions(lora={"dropout": 0.1})
+
+
+def test_a_validated_config_validates_again():
+    config = SftOptions(max_steps=3, optim="sgd", lora={"r": 2})
+    assert SftOptions(**config.model_dump()) == config
