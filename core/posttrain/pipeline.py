@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ from typing import Any
 from posttrain.artifacts.store import Store
 from posttrain.contracts.registration import Group
 from posttrain.contracts.runner import Runner
-from posttrain.errors import HandoffError, SpecError, StoreError
+from posttrain.errors import SpecError, StoreError
 from posttrain.execution.projection import Projection
 from posttrain.execution.records import RunRecord, create_run, find_run, list_runs, require_resumable
 from posttrain.execution.run import LauncherName, Observer, PipelineRun
@@ -27,12 +26,26 @@ from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import RunReport, execute, grace_seconds
 from posttrain.planning.graph import Graph, build_graph, select
 from posttrain.planning.overrides import override
-from posttrain.planning.plan import Plan, Planner
+from posttrain.planning.plan import Plan, require_allowed
+from posttrain.planning.planner import Planner
 from posttrain.planning.problems import did_you_mean, listed
 from posttrain.planning.source import Source, load
-from posttrain.planning.spec import PipelineSpec, StageSpec, parse, resolved, snapshot, spec_digest
+from posttrain.planning.spec import (
+    PipelineSpec,
+    Resolved,
+    StageDefaults,
+    StageSpec,
+    parse,
+    resolved,
+    snapshot,
+    spec_digest,
+)
+from posttrain.planning.tiny import shrunk
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.discovery import discover
+from posttrain.registry.isolation import Failure, isolated
+
+__all__ = ["Pipeline", "Selection", "require_allowed"]
 
 WORKSPACE = ".posttrain"
 DEFAULT_RUNNER = "prefect"
@@ -80,11 +93,10 @@ class Pipeline:
         *,
         name: str | None = None,
         plugins: Sequence[str] = (),
-        defaults: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, StageDefaults | Mapping[str, Any]] | None = None,
         base: Path | None = None,
     ) -> None:
-        plain = {key: _plain(stage) for key, stage in stages.items()}
-        data = {"plugins": list(plugins), "defaults": dict(defaults or {}), "stages": plain}
+        data = {"plugins": list(plugins), "defaults": _plain(defaults or {}), "stages": _plain(stages)}
         source = Source("pipeline", data if name is None else {"name": name, **data})
         self._set(parse(source), source, (base or Path()).absolute(), name or "pipeline")
 
@@ -128,11 +140,6 @@ class Pipeline:
         pipeline._set(spec, source, base, spec.name or name)
         return pipeline
 
-    @cached_property
-    def digest(self) -> str:
-        """The digest of the resolved spec."""
-        return spec_digest(self.spec)
-
     @property
     def plugin_files(self) -> list[Path]:
         """The local plugin files, absolute."""
@@ -143,16 +150,31 @@ class Pipeline:
         """The plugins this pipeline sees."""
         return discover(self.plugin_files)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is odd about the plugins: whatever is broken does not speak, and rules are never named."""
+        return [*self.catalogue.troubles(), *self.catalogue.warnings]
+
+    def resolved(self, *, tiny: bool = False) -> Resolved:
+        """Return the spec with defaults, and with every stage's smoke-run options if `tiny`."""
+        found = resolved(self.spec, self.source)
+        return shrunk(found, self.catalogue, self.base) if tiny else found
+
     def graph(self, selection: Selection = Selection()) -> Graph:
         """Return the graph of nodes, or the selected part of it."""
-        whole = build_graph(resolved(self.spec, self.source), self.catalogue, self.base, tiny=selection.tiny)
+        return self._graph(self.resolved(tiny=selection.tiny), selection)
+
+    def _graph(self, spec: Resolved, selection: Selection) -> Graph:
+        whole = build_graph(spec, self.catalogue, self.base)
         return select(whole, only=selection.only, start=selection.start)
 
     def plan(self, workspace: Path | None = None, selection: Selection = Selection()) -> Plan:
         """Return what a run would do. Starts nothing and imports nothing heavy."""
         launch = (sys.executable, "-m", "posttrain.execution", "request.json")
         store = Store((workspace or Path(WORKSPACE)).absolute())
-        return Planner(self.graph(selection), self.catalogue, store, launch).plan(self.name, self.digest)
+        spec = self.resolved(tiny=selection.tiny)
+        planner = Planner(self._graph(spec, selection), self.catalogue, store, launch)
+        return planner.plan(self.name, spec_digest(spec.spec))
 
     def run(
         self,
@@ -175,14 +197,17 @@ class Pipeline:
             track: Keep trackers in step with the run.
 
         Raises:
+            SpecError: There is no such runner, or `--from` leaves out stages that are not cached.
             HandoffError: The plan found hand-offs that do not fit.
+            Exception: With `inline`, whatever a stage raises.
         """
         workspace = (workspace or Path(WORKSPACE)).absolute()
+        self.require_runner(runner)
         plan = plan or self.plan(workspace, selection)
         require_allowed(plan)
         chosen = self._runner(runner)
-        record = create_run(workspace, self._record(selection, runner), plan.as_dict())
-        return self._execute(record, plan.graph, chosen, observer, track, resumed=False)
+        record = create_run(workspace, self._record(selection, runner, plan), plan.as_dict())
+        return self._execute(record, plan.graph, plan.spec_digest, chosen, observer, track, resumed=False)
 
     @classmethod
     def resume(
@@ -203,22 +228,31 @@ class Pipeline:
         require_resumable(record)
         pipeline, selection, recorded = cls.recorded(record)
         chosen = pipeline._runner(runner or recorded)
-        return pipeline._execute(record, pipeline.graph(selection), chosen, observer, track, resumed=True)
+        digest = spec_digest(pipeline.spec)
+        graph = pipeline.graph(selection)
+        return pipeline._execute(record, graph, digest, chosen, observer, track, resumed=True)
 
     @classmethod
     def recorded(cls, record: RunRecord) -> tuple[Pipeline, Selection, str | None]:
         """Return the pipeline, the selection and the runner that a run was started with."""
         kept = record.pipeline()
-        source = Source(f"run {record.run}", kept["spec"])
-        pipeline = cls._from_source(source, Path(kept["base"]), kept["name"])
-        selection = Selection(tuple(kept["only"]), tuple(kept["from"]), bool(kept["tiny"]))
-        return pipeline, selection, kept["runner"]
+        try:
+            source = Source(f"run {record.run}", kept["spec"])
+            pipeline = cls._from_source(source, Path(kept["base"]), kept["name"])
+            return pipeline, Selection(tuple(kept["only"]), tuple(kept["from"])), kept["runner"]
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                "this run's record is not one of this version of posttrain",
+                where=str(record.directory),
+                found=error,
+                fix="start another run: what is in the store is reused",
+            ) from error
 
-    def _record(self, selection: Selection, runner: str | None) -> dict[str, Any]:
+    def _record(self, selection: Selection, runner: str | None, plan: Plan) -> dict[str, Any]:
         return {
             "name": self.name,
-            "spec": snapshot(self.spec),
-            "spec_digest": self.digest,
+            "spec": snapshot(self.resolved(tiny=selection.tiny).spec),
+            "spec_digest": plan.spec_digest,
             "base": str(self.base),
             "only": list(selection.only),
             "from": list(selection.start),
@@ -226,24 +260,35 @@ class Pipeline:
             "runner": runner,
         }
 
-    def _runner(self, name: str | None) -> tuple[str, Runner, LauncherName]:
+    def require_runner(self, name: str | None) -> str:
+        """Return the runner that is meant, by default the best there is. Imports nothing.
+
+        Raises:
+            SpecError: There is no runner of that name.
+        """
         registered = self.catalogue.names(Group.RUNNER)
-        name = name or (DEFAULT_RUNNER if DEFAULT_RUNNER in registered else "sequential")
+        if name is None:
+            return DEFAULT_RUNNER if DEFAULT_RUNNER in registered else "sequential"
+        known = list(dict.fromkeys([*_CORE_RUNNERS, *registered]))
+        if name not in known:
+            expected, fix = f"one of {listed(known)}", did_you_mean(name, known)
+            raise SpecError(
+                "there is no such runner", where="--runner", found=name, expected=expected, fix=fix
+            )
+        return name
+
+    def _runner(self, name: str | None) -> tuple[str, Runner, LauncherName]:
+        name = self.require_runner(name)
         if name in _CORE_RUNNERS:
             make, launcher = _CORE_RUNNERS[name]
             return name, make(), launcher
-        if name not in registered:
-            known = [*_CORE_RUNNERS, *registered]
-            raise SpecError(
-                "there is no such runner", where="--runner", found=name, expected=f"one of {listed(known)}",
-                fix=did_you_mean(name, known),
-            )  # fmt: skip
-        return name, self.catalogue.load(Group.RUNNER, name)(), "auto"
+        return name, self.catalogue.make(Group.RUNNER, name), "auto"
 
     def _execute(
         self,
         record: RunRecord,
         graph: Graph,
+        digest: str,
         chosen: tuple[str, Runner, LauncherName],
         observer: Observer | None,
         track: bool,
@@ -255,7 +300,7 @@ class Pipeline:
             graph,
             self.catalogue,
             record,
-            spec_digest=self.digest,
+            spec_digest=digest,
             plugins=self.plugin_files,
             launcher=launcher,
             observer=observer,
@@ -269,49 +314,37 @@ class Pipeline:
 
     def trackers(self) -> dict[str, Callable[[], Any]]:
         """Return what makes each registered tracker."""
-        return {name: partial(_make, self.catalogue, name) for name in self.catalogue.names(Group.TRACKER)}
+        return {
+            name: partial(self.catalogue.make, Group.TRACKER, name)
+            for name in self.catalogue.names(Group.TRACKER)
+        }
+
+    def catch_up(self, workspace: Path) -> list[str]:
+        """Bring trackers up to date with past runs where they lack something.
+
+        Returns:
+            A note for each tracker that failed; it imports nothing heavy while nothing is lacking.
+        """
+        notes = []
+        for name, make in self.trackers().items():
+            failure = isolated(f"tracker {name}", "", partial(_catch_up, make, workspace), redirect=False)
+            if isinstance(failure, Failure):
+                notes.append(f"{name} lacks past runs ({failure.error}); `posttrain sync` replays them")
+        return notes
 
 
-def require_allowed(plan: Plan) -> None:
-    """Refuse a plan whose hand-offs do not fit or whose selection lacks what it needs.
-
-    Raises:
-        HandoffError: Some hand-off does not fit.
-        StoreError: `--from` leaves out stages that are not cached.
-    """
-    if plan.refused:
-        first, *others = plan.refused
-        raise HandoffError(
-            f"{first.rule}: {first.message}",
-            where=f"{first.node}.{first.port}" if first.port else first.node,
-            found=None if not others else "besides, " + "; ".join(f"{f.node}: {f.message}" for f in others),
-            fix=first.fix,
-        )
-    if plan.unbuilt:
-        raise StoreError(
-            "these stages come before the selection and are not in the cache",
-            where="--from",
-            found=", ".join(plan.unbuilt),
-            fix="run without --from, or select from an earlier stage",
-        )
+def _catch_up(make: Callable[[], Any], workspace: Path) -> None:
+    tracker = make()
+    for record in list_runs(workspace):
+        if not record.live and tracker.behind(workspace, record.run):
+            tracker.sync(workspace, record.run)
 
 
-def runs_behind(pipeline: Pipeline, workspace: Path) -> list[tuple[str, str]]:
-    """Return (tracker, run) for every run of this workspace that a tracker lacks something of."""
-    behind: list[tuple[str, str]] = []
-    for name, make in pipeline.trackers().items():
-        tracker = make()
-        behind.extend(
-            (name, r.run) for r in list_runs(workspace) if not r.live and tracker.behind(workspace, r.run)
-        )
-    return behind
-
-
-def _make(catalogue: Catalogue, name: str) -> Any:
-    return catalogue.load(Group.TRACKER, name)()
-
-
-def _plain(stage: StageSpec | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(stage, StageSpec):
-        return stage.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return json.loads(json.dumps(stage))  # type: ignore[no-any-return]
+def _plain(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stages or defaults as the mappings that a file would hold."""
+    return {
+        name: part.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        if isinstance(part, StageSpec | StageDefaults)
+        else part
+        for name, part in parts.items()
+    }

@@ -33,18 +33,21 @@ PASS = "pass"
 
 
 class PromoteConfig(StageConfig):
-    """Options of `promote`.
+    """Options of `promote`."""
 
-    Attributes:
-        name: The registered name.
-        alias: The alias that will point at the model. `latest` and names such as `v3` are taken in MLflow.
-        expected: The version that the alias must point at now, 0 for none. Left out, it is whatever it points
-            at when the stage starts; either way a change made meanwhile is never overwritten.
-    """
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
-    alias: str = Field(default="champion", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")
-    expected: int | None = Field(default=None, ge=0)
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="the registered name")
+    alias: str = Field(
+        default="champion",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$",
+        description="the alias that will point at the model; `latest` and names such as `v3` are taken in "
+        "MLflow",
+    )
+    expected: int | None = Field(
+        default=None,
+        ge=0,
+        description="the version that the alias must point at now, 0 for none; left out, it is whatever it "
+        "points at when the stage starts; either way a change made meanwhile is never overwritten",
+    )
 
     @field_validator("alias")
     @classmethod

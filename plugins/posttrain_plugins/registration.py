@@ -82,6 +82,7 @@ def posttrain_generators() -> list[Registration]:
     return [
         Registration("reverse", "Reverse a string", f"{_HERE}.data.generators:Reverse"),
         Registration("addition", "Add two numbers, digits reversed", f"{_HERE}.data.generators:Addition"),
+        Registration("sort_words", "Sort a short list of common words", f"{_HERE}.data.sorting:SortWords"),
     ]
 
 

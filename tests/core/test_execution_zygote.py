@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,11 +14,14 @@ import psutil
 import pytest
 from helpers.lab import Concurrent, Lab, eventually, gone, marked
 
+from posttrain.contracts.registration import Group
 from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import ExitCode
+from posttrain.execution.environment import worker_environment
 from posttrain.execution.run import PipelineRun
 from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import RunReport, execute
+from posttrain.registry.discovery import discover
 
 CANARY = "canary-8d1f0c2b7a"
 WIDE: dict[str, Any] = {"rows": {"uses": "test/write"}} | {
@@ -155,6 +159,20 @@ def test_a_stage_with_a_runtime_of_its_own_is_not_forked(lab: Lab, own: dict[str
     run = lab.prepare(pipeline)
     assert go(run).exit_code == ExitCode.OK
     assert zygote_pid(run) is None
+
+
+def test_what_the_built_in_stages_preload_starts_no_threads() -> None:
+    catalogue = discover()
+    stages = [catalogue.stage(name) for name in catalogue.names(Group.STAGE)]
+    modules = sorted({module for stage in stages for module in stage.preload})
+    assert "torch" in modules
+    source = "from posttrain.execution import zygote\n"
+    source += "".join(f"import {module}\n" for module in modules) + "print(zygote._threads())"
+    environ = worker_environment(os.environ, threads=2)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", source], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "1"
 
 
 def test_a_run_that_is_cached_starts_nothing(lab: Lab) -> None:

@@ -282,8 +282,13 @@ def test_what_is_no_choice_at_all(value: Any, catalogue: Any) -> None:
         assert problem.expected == "the name of a loss, or a mapping with `name` and its options"
 
 
-def test_a_choice_needs_a_name(catalogue: Any) -> None:
-    assert set(problems_of(Options, {"loss": {"beta": 0.1}}, catalogue)) == {("loss", "name")}
+def test_options_alone_mean_the_default_component(catalogue: Any) -> None:
+    config = validate_config(Options, {"loss": {"beta": 0.2}}, catalogue)
+    assert config.loss.name == "sigmoid" and config.loss.options["beta"] == 0.2
+
+
+def test_a_choice_without_a_default_needs_a_name(catalogue: Any) -> None:
+    assert set(problems_of(Options, {"rewards": [{"rubric": "r.md"}]}, catalogue)) == {("rewards", 0, "name")}
     assert set(problems_of(Options, {"loss": {"name": 3}}, catalogue)) == {("loss", "name")}
 
 
@@ -369,10 +374,9 @@ def test_semantic_options(catalogue: Any) -> None:
         "rewards": [{"name": "judge", "rubric": "r"}],
     }
     assert semantic(validate_config(Marked, data, catalogue)) == {
-        "optional": None,
         "files": [],
         "choice": "builtin",
-        "rewards": [{"name": "judge", "token": None, "scale": 1.0}],
+        "rewards": [{"name": "judge", "scale": 1.0}],
         "seed": 0,
     }
 
@@ -447,7 +451,7 @@ def test_the_schema_keeps_descriptions_and_defaults(catalogue: Any) -> None:
     loss = schema["properties"]["loss"]
     assert loss["description"] == "what is minimized"
     assert loss["default"] == {"name": "sigmoid"}
-    assert loss["$ref"] == "#/$defs/uses.loss"
+    assert loss["anyOf"] == [{"$ref": "#/$defs/uses.loss"}, {"$ref": "#/$defs/default.loss.sigmoid"}]
     plain, plain_mapping, sigmoid, sigmoid_mapping = schema["$defs"]["uses.loss"]["oneOf"]
     assert sigmoid == {"const": "sigmoid", "description": "The DPO loss."}
     assert plain == {"enum": ["acme/plain", "plain"], "description": "No options."}

@@ -17,7 +17,9 @@ from helpers.training import completion_rows, context_for, model_artifact, prefe
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import Certainty, Input, Level
-from posttrain.errors import DataError, PluginError, StageError, TrainingDiverged
+from posttrain.errors import DataError, StageError, TrainingDiverged
+from posttrain.registry.components import ConfigProblems, validate_config
+from posttrain.registry.discovery import discover
 from posttrain_plugins.losses.nll import Nll
 from posttrain_plugins.models.policy import open_policy
 from posttrain_plugins.trainers.dpo import Dpo, DpoOptions
@@ -273,10 +275,12 @@ def test_no_usable_row_is_an_error(tmp_path: Path, model: Artifact):
         train(sft(tmp_path, model, [{"prompt": "p" * 40, "completion": "a"}], max_length=30))
 
 
-def test_a_loss_of_another_family_is_refused(tmp_path: Path, model: Artifact):
-    with pytest.raises(PluginError, match="does not suit") as caught:
-        train(sft(tmp_path, model, loss="sigmoid"))
-    assert "preference" in caught.value.found and "token" in caught.value.expected
+def test_a_loss_of_another_family_is_refused():
+    with pytest.raises(ConfigProblems) as caught:
+        validate_config(SftOptions, {"loss": "sigmoid"}, discover())
+    (problem,) = caught.value.problems
+    assert problem.path == ("loss",) and "does not fit here" in problem.message
+    assert problem.found == "family preference" and problem.expected == "family token: nll"
 
 
 def test_adapters_that_fit_no_module_are_refused(tmp_path: Path, model: Artifact):
@@ -312,7 +316,6 @@ def given(kind: Kind = Kind.MODEL, format: str = "prompt_completion", **facts: A
     [
         ({"max_length": 129}, given(), "model", "takes 128 tokens"),
         ({"lora": {}}, given(Kind.ADAPTER), "model", "already is one"),
-        ({}, given(format="messages", has_template=False), "model", "no chat template"),
         ({"weight_column": "w"}, given(), "data", "weight column `w`"),
     ],
 )

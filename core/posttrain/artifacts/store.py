@@ -98,7 +98,7 @@ class Store:
             return found[0]
         if not found:
             raise StoreError(
-                "no artifact has this digest", found=prefix, fix="`posttrain artifacts` lists all"
+                "no artifact has this digest", found=prefix, fix="`posttrain store ls` lists all"
             )
         matches = ", ".join(f"{artifact.kind}:{artifact.digest[:20]}" for artifact in found)
         raise StoreError("several artifacts begin so", found=matches, expected="one", fix="give more digits")

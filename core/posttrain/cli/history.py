@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, printable, say
-from posttrain.errors import StoreError
+from posttrain.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,13 +60,13 @@ def explain(
     from posttrain.artifacts.store import Store
 
     store = Store(workspace.absolute())
-    trees = [ancestry(store, digest) for digest in _digests(store, what)]
+    trees = [ancestry(store, digest) for digest in dict.fromkeys(_digests(store, what).values())]
     if as_json:
         print_json([tree.as_dict() for tree in trees])
         return
     for tree in trees:
         for line in tree.lines():
-            say(printable(line))
+            say(line)
 
 
 def diff(
@@ -78,37 +77,76 @@ def diff(
 ) -> None:
     """Show the first differences between two runs or two artifacts; exit 1 when there are any."""
     from posttrain.artifacts.store import Store
-    from posttrain.planning.comparison import compare_artifacts, compare_records
 
     workspace = workspace.absolute()
-    store = Store(workspace)
-    runs = _run_records(store, workspace, left), _run_records(store, workspace, right)
-    if runs[0] is not None and runs[1] is not None:
-        lines = compare_records(runs[0], runs[1])
-    else:
-        lines = []
-        for a, b in zip(_digests(store, left), _digests(store, right), strict=False):
-            lines.extend(compare_artifacts(store, store.get(a), store.get(b)))
+    lines = _differences(Store(workspace), workspace, left, right)
     if as_json:
         print_json(lines)
     else:
         for line in lines or ["no difference"]:
-            say(printable(line))
+            say(line)
     if lines:
         raise typer.Exit(1)
 
 
-def _digests(store: Store, what: str) -> list[str]:
-    """Return the artifacts that a stage's name (its newest outputs) or a digest's start means."""
-    newest = _newest(store, what)
-    if newest is not None:
-        return list(newest.outputs.values())
-    return [store.find(what.rpartition(":")[2]).digest]
+def _differences(store: Store, workspace: Path, left: str, right: str) -> list[str]:
+    from posttrain.planning.comparison import compare_artifacts, compare_records
+
+    runs = _run_records(store, workspace, left), _run_records(store, workspace, right)
+    if runs[0] is not None and runs[1] is not None:
+        return compare_records(runs[0], runs[1])
+    if runs[0] is not None or runs[1] is not None:
+        raise SpecError(
+            "a run can only be compared with a run",
+            where="posttrain diff",
+            found=f"{left} and {right}",
+            expected="two runs, two stages or two artifacts",
+        )
+    ours, theirs = _digests(store, left), _digests(store, right)
+    if len(ours) == len(theirs) == 1:
+        ours, theirs = {"": next(iter(ours.values()))}, {"": next(iter(theirs.values()))}
+    lines = []
+    for port in dict.fromkeys([*ours, *theirs]):
+        if port not in ours or port not in theirs:
+            lines.append(f"{port}: only in {'the first' if port in ours else 'the second'}")
+            continue
+        found = compare_artifacts(store, store.get(ours[port]), store.get(theirs[port]))
+        lines.extend(f"{port}: {line}" if port else line for line in found)
+    return lines
 
 
-def _newest(store: Store, node: str) -> KeyRecord | None:
-    records = [record for record in store.records() if record.node == node]
-    return max(records, key=lambda record: record.created, default=None)
+def _digests(store: Store, what: str) -> dict[str, str]:
+    """Return the artifacts that a stage's name (its newest outputs, by port) or a digest's start means."""
+    newest: dict[str, KeyRecord] = {}
+    for record in store.records():
+        before = newest.get(record.node)
+        if before is None or record.created > before.created:
+            newest[record.node] = record
+    nodes = [name for name in newest if name == what or name.partition("[")[0] == what]
+    if nodes:
+        several = len(nodes) > 1
+        return {
+            f"{node}.{port}" if several else port: digest
+            for node in nodes
+            for port, digest in newest[node].outputs.items()
+        }
+    try:
+        return {"": store.find(what).digest}
+    except StoreError as error:
+        raise _nothing_named(what, list(newest), error) from error
+
+
+def _nothing_named(what: str, nodes: list[str], error: StoreError) -> StoreError:
+    from posttrain.planning.problems import did_you_mean, listed
+
+    if set(what.rpartition(":")[2]) <= set("0123456789abcdef") and len(what) >= 4:
+        return error
+    return StoreError(
+        "there is no run, stage or artifact of that name here",
+        where=what,
+        expected=f"a run, the start of a digest, or one of {listed(sorted(nodes))}",
+        fix=did_you_mean(what, nodes),
+    )
 
 
 def _run_records(store: Store, workspace: Path, text: str) -> dict[str, KeyRecord] | None:
@@ -116,7 +154,8 @@ def _run_records(store: Store, workspace: Path, text: str) -> dict[str, KeyRecor
     from posttrain.execution.journal import node_ends
     from posttrain.execution.records import list_runs
 
-    matching = [r for r in list_runs(workspace) if r.run.startswith(text) or r.run.endswith(text)]
+    matching = [r for r in list_runs(workspace) if r.run == text]
+    matching = matching or [r for r in list_runs(workspace) if _means_run(text, r.run)]
     if len(matching) != 1:
         return None
     found = {}
@@ -127,15 +166,18 @@ def _run_records(store: Store, workspace: Path, text: str) -> dict[str, KeyRecor
     return found
 
 
+def _means_run(text: str, run: str) -> bool:
+    """Whether the text is a start or an end of a run's id that is no stage's name by chance."""
+    return len(text) >= 4 and any(map(str.isdecimal, text)) and (run.startswith(text) or run.endswith(text))
+
+
 def _show_runs(states: list[RunState]) -> None:
-    from rich.table import Table
+    from posttrain.cli.planview import table_of
 
     if not states:
         say("no runs yet: `posttrain run quickstart` starts one")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("run", "pipeline", "status", "runner", "started", "stages"):
-        table.add_column(heading)
+    table = table_of("run", "pipeline", "status", "runner", "started", "stages")
     for state in states:
         done = sum(node.status.passes for node in state.nodes.values())
         table.add_row(
@@ -149,16 +191,17 @@ def _show_runs(states: list[RunState]) -> None:
 
 
 def _show_nodes(state: RunState) -> None:
-    from posttrain.cli.planview import figures
-    from posttrain.cli.reportview import duration
+    from posttrain.cli.measures import duration, figures
+    from posttrain.cli.reportview import BROKEN
 
     for node in state.nodes.values():
         ended = node.ended
         spent = "" if ended is None else duration(ended.seconds)
-        told = "" if ended is None else figures(ended.figures) or ended.summary
-        say(printable(f"  {node.node:<24} {node.status.value:<12} {spent:>8}  {told}".rstrip()))
-        if ended is not None and ended.error:
-            say(printable(f"      {ended.error.get('message')}"))
+        broken = node.status in BROKEN
+        told = "" if ended is None or broken else figures(ended.figures) or ended.summary
+        say(f"  {node.node:<24} {node.status.value:<12} {spent:>8}  {told}".rstrip())
+        if ended is not None and broken and ended.error:
+            say(f"      {ended.error.get('message')}")
 
 
 def _run_dict(state: RunState, *, nodes: bool) -> dict[str, Any]:
@@ -198,24 +241,17 @@ def _models(workspace: Path) -> list[dict[str, Any]]:
 
 def _services(workspace: Path) -> list[dict[str, Any]]:
     """Return the local servers that were started here and still run."""
+    from posttrain.execution.processes import alive
+
     found = []
     for path in sorted((workspace / "services").glob("*.json")):
         try:
             service = json.loads(path.read_text())
-        except ValueError as error:
+            running = alive(int(service["pid"]), float(service["started"]))
+        except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 "this service record is damaged", where=str(path), found=error, fix="remove it"
             ) from error
-        if _alive(int(service["pid"])):
-            found.append({key: service.get(key) for key in ("name", "url", "pid")})
+        if running:
+            found.append({key: service.get(key) for key in ("name", "url", "pid", "started")})
     return found
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

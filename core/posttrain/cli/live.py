@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from posttrain.cli.measures import duration, figures
 from posttrain.cli.output import console, printable, say
-from posttrain.cli.planview import figures
-from posttrain.cli.reportview import duration
 
 _PLAIN_EVERY = 10.0
 """Seconds between two progress lines of a stage without a terminal."""
@@ -112,14 +111,12 @@ class PlainView:
         """Print what happened, progress at most every ten seconds."""
         with self._lock:
             if event["type"] == "note":
-                at = f"{event['node']}: " if event.get("node") else ""
-                say(printable(f"note: {at}{event['message']}"))
+                say(_note(event))
             node = event.get("node")
-            if not node:
-                return
-            line = self._lines.setdefault(node, Line(node))
-            line.take(event)
-            self._tell(line, event)
+            if node:
+                line = self._lines.setdefault(node, Line(node))
+                line.take(event)
+                self._tell(line, event)
 
     def _tell(self, line: Line, event: Mapping[str, Any]) -> None:
         kind = event["type"]
@@ -127,8 +124,9 @@ class PlainView:
             say(f"{line.node}: started ({event['uses']})")
             self._told[line.node] = time.time()
         elif kind == "node-ended":
-            told = figures(line.figures) or event["summary"]
-            say(printable(f"{line.node}: {line.status} in {duration(line.seconds)}  {told}".rstrip()))
+            # The text of a failure stands below the table at the end.
+            told = "" if line.status in _BROKEN else figures(line.figures) or event["summary"]
+            say(f"{line.node}: {line.status} in {duration(line.seconds)}  {told}".rstrip())
         elif kind == "progress" and time.time() - self._told.get(line.node, 0.0) > _PLAIN_EVERY:
             say(f"{line.node}: {line.done}/{line.total or '?'} {line.unit}  {_gauges(line)}".rstrip())
             self._told[line.node] = time.time()
@@ -156,8 +154,7 @@ class LiveView:
             if node:
                 self._lines.setdefault(node, Line(node)).take(event)
         if event["type"] == "note":
-            at = f"{node}: " if node else ""
-            console().print(printable(f"note: {at}{event['message']}"), style="dim", markup=False)
+            console().print(printable(_note(event)), style="dim")
 
     def table(self) -> Any:
         """Return the table as it stands."""
@@ -174,15 +171,21 @@ class LiveView:
                 )
                 spent = time.time() - line.began if running else line.seconds
                 table.add_row(
-                    printable(line.node),
+                    Text(printable(line.node)),
                     Text(line.status, style=_COLOURS.get(line.status, "")),
                     bar,
                     "" if line.status == "pending" else duration(spent),
-                    _gauges(line) if running else figures(line.figures),
+                    Text(printable(_gauges(line) if running else figures(line.figures))),
                 )
         return table
 
 
+def _note(event: Mapping[str, Any]) -> str:
+    at = f"{event['node']}: " if event.get("node") else ""
+    return f"note: {at}{event['message']}"
+
+
+_BROKEN = ("failed", "interrupted")
 _COLOURS = {"pending": "dim", "running": "cyan", "completed": "green", "cached": "green", "failed": "red"}
 
 

@@ -1,9 +1,15 @@
-"""How the command line speaks: text to stderr or stdout, JSON for machines, errors without tracebacks."""
+"""How the command line speaks: text or JSON on standard output, errors without tracebacks.
+
+A reader that goes away (`posttrain run … | head`) ends the text and not the run.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,25 +36,58 @@ DEFAULT_WORKSPACE = Path(".posttrain")
 
 @cache
 def console() -> Console:
-    """Return the console of standard output."""
+    """Return the console of standard output. It takes text as it is: `dpo[seed=1]` is no markup."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:
+            mute()
+
+    return Patient(highlight=False, markup=False, emoji=False)
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+def mute() -> None:
+    """Send standard output nowhere: whoever read it is gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def say(text: str = "") -> None:
-    """Print a line on standard output."""
-    typer.echo(text)
+    """Print a line on standard output, without control characters."""
+    try:
+        sys.stdout.write(printable(text) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        mute()
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on standard output, in ASCII."""
+    text = json.dumps(value, indent=2, default=str)
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        mute()
+
+
+@contextlib.contextmanager
+def reserved(as_json: bool) -> Iterator[None]:
+    """With `--json`, keep standard output for the document: what plugins print goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        yield
 
 
 def complain(error: PosttrainError) -> None:
     """Print an error for people on standard error."""
     typer.echo(typer.style("error: ", fg="red", bold=True) + printable(str(error)), err=True)
+
+
+def warn(lines: list[str] | tuple[str, ...]) -> None:
+    """Print warnings for people on standard error."""
+    for line in lines:
+        typer.echo(typer.style("warning: ", fg="yellow", bold=True) + printable(line), err=True)
 
 
 def printable(text: str) -> str:

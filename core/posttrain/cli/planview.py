@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.cli.measures import amount, figures, size
 from posttrain.cli.output import console, printable, say
-from posttrain.contracts.stage import Finding, Level
+from posttrain.contracts.stage import Estimate, Finding, Level
 from posttrain.planning.plan import NodePlan, Plan, Standing
 
 _COLOURS = {
@@ -23,98 +25,105 @@ _LEVELS = {Level.ERROR: "red", Level.WARNING: "yellow", Level.NOTE: "dim"}
 
 def show_plan(plan: Plan) -> None:
     """Print every node with its standing, its reasons, its plugins and what it will need."""
-    table = Table(title=f"plan of {plan.name}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("stage", "uses", "standing", "why", "estimate"):
-        table.add_column(heading, overflow="fold")
+    table = table_of("stage", "uses", "standing", "why", "estimate")
     for node in plan.nodes.values():
         table.add_row(
             printable(node.node),
-            _uses(node),
+            printable("\n".join(_plugins(node))),
             Text(node.standing.value, style=_COLOURS[node.standing]),
             printable("; ".join(node.reasons)),
-            _estimate(node),
+            "" if node.estimate is None else printable(_estimate(node.estimate)),
         )
+    console().print(Text(f"plan of {printable(plan.name)}", style="bold"))
     console().print(table)
     _show_findings(finding for node in plan.nodes.values() for finding in node.findings)
     _show_drift(plan)
-    commands = dict.fromkeys(" ".join(node.launch) for node in plan.nodes.values())
-    for command in commands:
-        console().print(f"\nstage process: {command}", style="dim", markup=False, soft_wrap=True)
-    if plan.nothing_to_do:
+    for command in dict.fromkeys(" ".join(node.launch) for node in plan.nodes.values()):
+        console().print(f"\nstage process: {printable(command)}", style="dim", soft_wrap=True)
+    if plan.unbuilt:
+        say(f"\nnot in the cache, though --from needs it: {', '.join(plan.unbuilt)}")
+    elif plan.refused:
+        say("\nthis will not run: see the errors above")
+    elif plan.nothing_to_do:
         say("\nnothing to do: everything is cached")
 
 
 def show_cached(plan: Plan, *, quiet: bool) -> None:
     """Print a fully cached pipeline."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("stage", "status", "key figures", "artifact"):
-        table.add_column(heading, overflow="fold")
+    table = table_of("stage", "status", "key figures", "artifact")
     for node in plan.nodes.values():
         record = node.record
         if record is None:
-            table.add_row(node.node, Text("skipped", style="magenta"), "; ".join(node.reasons), "")
+            reasons = printable("; ".join(node.reasons))
+            table.add_row(printable(node.node), Text("skipped", style="magenta"), reasons, "")
             continue
-        status = "cached" if record.status == "completed" else record.status
-        artifacts = ", ".join(digest[:12] for digest in record.outputs.values())
-        table.add_row(node.node, Text(status, style="green"), figures(record.figures), artifacts)
+        status, style = ("cached", "green") if record.status == "completed" else (record.status, "magenta")
+        told = printable(figures(record.figures) or record.summary)
+        artifacts = "\n".join(
+            plan.outputs[reference].artifact.ref  # type: ignore[union-attr]
+            for reference in plan.outputs
+            if reference.node == node.node
+        )
+        table.add_row(printable(node.node), Text(status, style=style), told, artifacts)
     if not quiet:
         console().print(table)
     say("nothing to do")
 
 
-def figures(values: object) -> str:
-    """Return key figures in one line."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in dict(values).items())  # type: ignore[call-overload]
+def table_of(*headings: str) -> Table:
+    """Return a table without lines that folds long words rather than cutting them."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
 
 
-def _uses(node: NodePlan) -> str:
-    identity = node.plugins[node.uses]
-    version = identity.get("version") or identity.get("numerics") or str(identity.get("file", ""))[:8]
-    return f"{node.uses} ({identity.get('distribution', 'numerics')} {version})"
+def _plugins(node: NodePlan) -> Iterable[str]:
+    """Yield the stage and each component with what identifies its code."""
+    for option, identity in node.plugins.items():
+        stage = option == node.uses
+        yield f"{'' if stage else '+ '}{identity['name']} {_version(identity)}"
 
 
-def _estimate(node: NodePlan) -> str:
-    if node.estimate is None:
-        return ""
+def _version(identity: Mapping[str, Any]) -> str:
+    if "file" in identity:
+        return f"file {identity['file'][:8]}"
+    own = f"v{identity['numerics']}"
+    return f"{own} of {identity['distribution']} {identity['version']}" if "distribution" in identity else own
+
+
+def _estimate(estimate: Estimate) -> str:
     parts = []
-    if node.estimate.parameters is not None:
-        parts.append(f"{_short(node.estimate.parameters)} parameters")
-    if node.estimate.trainable is not None and node.estimate.trainable != node.estimate.parameters:
-        parts.append(f"{_short(node.estimate.trainable)} trained")
-    if node.estimate.memory_bytes is not None:
-        parts.append(f"{node.estimate.memory_bytes / 2**30:.2f} GiB")
-    if node.estimate.note:
-        parts.append(node.estimate.note)
+    if estimate.parameters is not None:
+        parts.append(f"{amount(estimate.parameters)} parameters")
+    if estimate.trainable is not None and estimate.trainable != estimate.parameters:
+        parts.append(f"{amount(estimate.trainable)} trained")
+    if estimate.memory_bytes is not None:
+        parts.append(size(estimate.memory_bytes))
+    if estimate.note:
+        parts.append(estimate.note)
     return ", ".join(parts)
 
 
-def _short(number: int) -> str:
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return str(number)
-
-
 def _show_findings(findings: Iterable[Finding]) -> None:
-    found = list(findings)
-    if found:
+    """Print each finding once, with all the places it is about."""
+    places: dict[tuple[Any, ...], list[str]] = {}
+    for each in findings:
+        at = f"{each.node}.{each.port}" if each.port else each.node
+        places.setdefault((each.level, each.certainty, each.rule, each.message, each.fix), []).append(at)
+    if places:
         console().print("\nhand-offs", style="bold")
-    for finding in found:
-        at = f"{finding.node}.{finding.port}" if finding.port else finding.node
-        line = Text(f"  {finding.level.value:<8}", style=_LEVELS[finding.level])
-        line.append(f"{finding.certainty.value:<10}", style="dim")
-        line.append(printable(f"{at}: {finding.message} [{finding.rule}]"))
+    for (level, certainty, rule, message, fix), nodes in places.items():
+        line = Text(f"  {level.value:<8}", style=_LEVELS[level])
+        line.append(f"{certainty.value:<10}", style="dim")
+        line.append(printable(f"{', '.join(nodes)}: {message} [{rule}]"), style="default not dim")
         console().print(line)
-        if finding.fix:
-            console().print(Text(f"                    fix: {printable(finding.fix)}", style="dim"))
+        if fix:
+            console().print(Text(f"{'':<20}fix: {printable(fix)}", style="dim"))
 
 
 def _show_drift(plan: Plan) -> None:
     drifted = dict.fromkeys(change for node in plan.nodes.values() for change in node.drift)
     if drifted:
-        console().print(
-            Text(
-                f"\nversions have changed since cached outputs were made: {', '.join(drifted)}",
-                style="yellow",
-            )
-        )
+        text = f"\nversions have changed since cached outputs were made: {', '.join(drifted)}"
+        console().print(Text(text, style="yellow"))

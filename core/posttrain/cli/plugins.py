@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from posttrain.cli.output import Json, console, print_json, say
 from posttrain.contracts.registration import Group
 from posttrain.errors import ExitCode, PluginError
 from posttrain.registry.catalogue import Catalogue, Entry
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show, explain and check plugins.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Files = Annotated[
     list[Path] | None, typer.Option("--file", help="A local plugin file to look at too.", show_default=False)
 ]
@@ -31,7 +31,7 @@ def list_plugins(as_json: Json = False, files: Files = None) -> None:
     """List everything that plugins register, and the plugins that are not used."""
     catalogue = discover(files or ())
     if as_json:
-        _print_json(
+        print_json(
             {
                 "plugins": [plugin.as_dict() for plugin in catalogue.plugins],
                 "registrations": [_summary(entry, catalogue) for entry in catalogue.entries()],
@@ -40,7 +40,7 @@ def list_plugins(as_json: Json = False, files: Files = None) -> None:
         return
     _print(_overview(catalogue))
     for line in catalogue.troubles():
-        typer.echo(line)
+        say(line)
 
 
 @app.command()
@@ -57,10 +57,10 @@ def info(
         raise _unknown(name, catalogue)
     details = [_details(entry, catalogue) for entry in entries]
     if as_json:
-        _print_json({"plugins": [plugin.as_dict() for plugin in plugins], "registrations": details})
+        print_json({"plugins": [plugin.as_dict() for plugin in plugins], "registrations": details})
         return
     for plugin in plugins:
-        typer.echo(_plugin_text(plugin))
+        say(_plugin_text(plugin))
     for detail in details:
         _print_details(detail)
 
@@ -78,14 +78,14 @@ def check(
     problems = list(_problems(catalogue, everything))
     if as_json:
         plugins = [plugin.as_dict() for plugin in catalogue.plugins]
-        _print_json({"plugins": plugins, "problems": problems, "warnings": catalogue.warnings})
+        print_json({"plugins": plugins, "problems": problems, "warnings": catalogue.warnings})
     else:
         for plugin in catalogue.plugins:
-            typer.echo(f"{plugin.status:<12} {plugin.name} of {plugin.origin}")
+            say(f"{plugin.status:<12} {plugin.name} of {plugin.origin}")
         for warning in catalogue.warnings:
-            typer.echo(f"warning: {warning}")
+            say(f"warning: {warning}")
         for problem in problems:
-            typer.echo(f"problem: {problem}")
+            say(f"problem: {problem}")
     if problems:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -179,16 +179,9 @@ def _ports(target: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def _print(*tables: Table) -> None:
-    from rich.console import Console
-
-    console = Console()
     for table in tables:
-        console.print(table)
+        console().print(table)
 
 
 def _table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -221,14 +214,14 @@ def _plugin_text(plugin: PluginStatus) -> str:
 
 
 def _print_details(detail: dict[str, Any]) -> None:
-    typer.echo(f"{detail['group']} {detail['name']}: {detail['summary']}")
+    say(f"{detail['group']} {detail['name']}: {detail['summary']}")
     origin = f"{detail['distribution'] or detail['plugin']} {detail['version'] or ''}".strip()
     shown = {**detail, "plugin": origin}
     for key in ("plugin", "status", "target", "numerics", "reference", "error"):
         if shown.get(key) is not None:
-            typer.echo(f"  {key}: {shown[key]}")
+            say(f"  {key}: {shown[key]}")
     if detail.get("doc"):
-        typer.echo("\n" + detail["doc"] + "\n")
+        say("\n" + detail["doc"] + "\n")
     if detail.get("ports"):
         rows = [(port["name"], ", ".join(port["kinds"]), _traits(port)) for port in detail["ports"]]
         _print(_table("inputs", ("port", "kinds", "notes"), rows))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from posttrain.artifacts.store import Store
+from posttrain.cli.measures import duration, figures
 from posttrain.cli.output import console, printable, say
-from posttrain.cli.planview import figures
+from posttrain.cli.planview import table_of
 from posttrain.contracts.runner import NodeResult, NodeStatus
 from posttrain.execution.session import RunReport
 
@@ -22,28 +22,33 @@ _COLOURS = {
     NodeStatus.FAILED: "red",
     NodeStatus.INTERRUPTED: "yellow",
 }
+BROKEN = (NodeStatus.FAILED, NodeStatus.INTERRUPTED)
+"""Ends whose text is shown below the table, as an error with all its parts."""
 
 
 def show_report(report: RunReport, workspace: Path) -> None:
     """Print stage, time, key figures and artifacts of a run, then what went wrong and how to go on."""
     store = Store(workspace)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("stage", "status", "time", "key figures", "artifact"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "time" else "left")
+    table = table_of("stage", "status", "time", "key figures", "artifact")
     for result in report.results.values():
         table.add_row(
             printable(result.node),
             Text(result.status.value, style=_COLOURS.get(result.status, "")),
             "" if result.status in (NodeStatus.CACHED, NodeStatus.SKIPPED) else duration(result.seconds),
-            printable(figures(result.figures) or result.summary),
+            printable(told(result)),
             "\n".join(store.get(digest).ref for digest in result.outputs.values()),
         )
     console().print()
     console().print(table)
     for result in report.results.values():
-        if result.status in (NodeStatus.FAILED, NodeStatus.INTERRUPTED):
+        if result.status in BROKEN:
             _show_error(result)
     say(f"run {report.run}: {report.status}" + _go_on(report))
+
+
+def told(result: NodeResult) -> str:
+    """Return what a node has to say for itself in one line."""
+    return "" if result.status in BROKEN else figures(result.figures) or result.summary
 
 
 def _go_on(report: RunReport) -> str:
@@ -54,18 +59,17 @@ def _go_on(report: RunReport) -> str:
 
 def _show_error(result: NodeResult) -> None:
     error = result.error or {"message": result.summary}
-    line = Text(f"\n{result.node}: ", style="bold red")
+    line = Text(f"\n{printable(result.node)}: ", style="bold red")
     line.append(printable(str(error.get("message", ""))), style="default not bold")
     console().print(line)
-    for part in ("where", "found", "expected", "fix", "log"):
+    for part in ("where", "found", "expected", "fix"):
         if error.get(part):
-            console().print(Text(f"  {part}: {printable(str(error[part]))}"))
+            console().print(Text(f"  {part}: {printable(str(error[part]))}"), soft_wrap=True)
+    for text in _log(str(error.get("log") or ""), str(error.get("message"))):
+        console().print(Text(f"  log: {printable(text)}"), soft_wrap=True)
 
 
-def duration(seconds: float) -> str:
-    """Return a time span as people read it."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def _log(log: str, message: str) -> list[str]:
+    """Return the last lines a stage printed, without the traceback of an error that was told already."""
+    before, traceback, raised = log.rpartition("Traceback (most recent call last):")
+    return (before if traceback and raised.rstrip().endswith(message) else log).splitlines()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Sets, Workspace, print_json
+from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Sets, Workspace, print_json, reserved, warn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +15,24 @@ if TYPE_CHECKING:
     from posttrain.pipeline import Pipeline, Selection
     from posttrain.planning.plan import Plan
 
-Spec = Annotated[str, typer.Argument(metavar="PIPELINE", help="A pipeline file, or the name of a recipe.")]
+
+def _pipelines(incomplete: str) -> list[str]:
+    """Return what may stand for PIPELINE: recipes and pipeline files here."""
+    from pathlib import Path
+
+    from posttrain.contracts.registration import Group
+    from posttrain.registry.discovery import discover
+
+    files = [str(path) for pattern in ("*.yaml", "*.yml") for path in Path().glob(pattern)]
+    return sorted(name for name in [*discover().names(Group.RECIPE), *files] if name.startswith(incomplete))
+
+
+Spec = Annotated[
+    str,
+    typer.Argument(
+        metavar="PIPELINE", help="A pipeline file, or the name of a recipe.", autocompletion=_pipelines
+    ),
+]
 Only = Annotated[
     list[str] | None, typer.Option("--only", metavar="STAGE", help="Run this stage and what it needs.")
 ]
@@ -45,14 +62,17 @@ def plan(
     """Show what a run would do and why; starts nothing."""
     from posttrain.pipeline import Pipeline
 
-    found = Pipeline.find(pipeline, sets or ()).plan(workspace.absolute(), _selection(only, start, tiny))
+    with reserved(as_json):
+        loaded = Pipeline.find(pipeline, sets or ())
+        planned = loaded.plan(workspace.absolute(), _selection(only, start, tiny))
     if as_json:
-        print_json(found.as_dict())
+        print_json(planned.as_dict())
     else:
         from posttrain.cli.planview import show_plan
 
-        show_plan(found)
-    if found.refused:
+        warn(planned.warnings)
+        show_plan(planned)
+    if planned.refused or planned.unbuilt:
         raise typer.Exit(2)
 
 
@@ -70,21 +90,25 @@ def run(
     """Run a pipeline; what is cached is reused."""
     from posttrain.pipeline import Pipeline, require_allowed
 
-    loaded = Pipeline.find(pipeline, sets or ())
     selection = _selection(only, start, tiny)
     workspace = workspace.absolute()
-    planned = loaded.plan(workspace, selection)
+    with reserved(as_json):
+        loaded = Pipeline.find(pipeline, sets or ())
+        loaded.require_runner(runner)
+        planned = loaded.plan(workspace, selection)
+    if not as_json:
+        warn(planned.warnings)
     require_allowed(planned)
     if planned.nothing_to_do:
         _nothing_to_do(loaded, planned, workspace, quiet=quiet, as_json=as_json)
         return
     from posttrain.cli.live import view
 
-    with view(planned.graph.order, quiet=quiet or as_json) as watching:
+    with reserved(as_json), view(planned.graph.order, quiet=quiet or as_json) as watching:
         report = loaded.run(
             workspace, runner=runner, selection=selection, observer=watching.observe, plan=planned
         )
-    _conclude(report, workspace, as_json=as_json)
+    _conclude(report, workspace, planned.warnings, as_json=as_json)
 
 
 def resume(
@@ -96,11 +120,19 @@ def resume(
 ) -> None:
     """Go on with a run that was interrupted, was killed, or failed."""
     from posttrain.cli.live import view
+    from posttrain.execution.records import find_run, require_resumable
     from posttrain.pipeline import Pipeline
 
-    with view((), quiet=quiet or as_json) as watching:
-        report = Pipeline.resume(workspace.absolute(), run, runner=runner, observer=watching.observe)
-    _conclude(report, workspace.absolute(), as_json=as_json)
+    workspace = workspace.absolute()
+    with reserved(as_json):
+        record = find_run(workspace, run)
+        require_resumable(record)
+        warnings = tuple(Pipeline.recorded(record)[0].warnings)
+    if not as_json:
+        warn(warnings)
+    with reserved(as_json), view((), quiet=quiet or as_json) as watching:
+        report = Pipeline.resume(workspace, record.run, runner=runner, observer=watching.observe)
+    _conclude(report, workspace, warnings, as_json=as_json)
 
 
 def _selection(only: list[str] | None, start: list[str] | None, tiny: bool) -> Selection:
@@ -113,28 +145,25 @@ def _nothing_to_do(loaded: Pipeline, planned: Plan, workspace: Path, *, quiet: b
     """Report a fully cached pipeline; trackers are brought up to date only where they lack something."""
     from posttrain.contracts.runner import NodeStatus
     from posttrain.execution.session import overall
-    from posttrain.pipeline import runs_behind
 
-    trackers = loaded.trackers()
-    for name, run_name in runs_behind(loaded, workspace):
-        trackers[name]().sync(workspace, run_name)
-    verdicts = {"rejected": NodeStatus.REJECTED, "inconclusive": NodeStatus.INCONCLUSIVE}
-    status = overall(
-        verdicts.get(node.record.status if node.record else "skipped", NodeStatus.CACHED)
-        for node in planned.nodes.values()
-    )
+    with reserved(as_json):
+        notes = loaded.catch_up(workspace)
+    ended = {"rejected": NodeStatus.REJECTED, "inconclusive": NodeStatus.INCONCLUSIVE}
+    records = [node.record for node in planned.nodes.values() if node.record is not None]
+    status = overall(ended.get(record.status, NodeStatus.CACHED) for record in records)
     if as_json:
-        print_json({**planned.as_dict(), "status": status})
+        print_json({**planned.as_dict(), "status": status, "notes": notes})
     else:
         from posttrain.cli.planview import show_cached
 
+        warn(notes)
         show_cached(planned, quiet=quiet)
     _leave(status)
 
 
-def _conclude(report: RunReport, workspace: Path, *, as_json: bool) -> None:
+def _conclude(report: RunReport, workspace: Path, warnings: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
-        print_json(_as_dict(report))
+        print_json({**_as_dict(report), "warnings": list(warnings)})
     else:
         from posttrain.cli.reportview import show_report
 
@@ -143,10 +172,9 @@ def _conclude(report: RunReport, workspace: Path, *, as_json: bool) -> None:
 
 
 def _leave(status: RunStatus) -> None:
-    from posttrain.execution.session import RunReport
+    from posttrain.execution.session import exit_code
 
-    code = RunReport("", status, {}).exit_code
-    if code:
+    if code := exit_code(status):
         raise typer.Exit(int(code))
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -100,11 +100,9 @@ def doctor(workspace: Workspace = DEFAULT_WORKSPACE, as_json: Json = False) -> N
 
         for name, ok, found, fix in checks:
             line = Text("ok    " if ok else "fault ", style="green" if ok else "red")
-            line.append(
-                printable(f"{name:<14} {found}" + (f"  fix: {fix}" if fix and not ok else "")),
-                style="default",
-            )
-            console().print(line)
+            told = f"{name:<14} {found}" + (f"  fix: {fix}" if fix and not ok else "")
+            line.append(printable(told), style="default")
+            console().print(line, soft_wrap=True)
     if not all(ok for _, ok, _, _ in checks):
         raise typer.Exit(int(ExitCode.FAILED))
 
@@ -153,16 +151,32 @@ def _plugins() -> list[Check]:
     return found
 
 
+def _existing(path: Path) -> Path:
+    """Return the path, or the nearest directory above it that is there."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
 def _writable(workspace: Path) -> Check:
-    directory: Any = workspace
-    while not directory.exists():
-        directory = directory.parent
-    return "workspace", os.access(directory, os.W_OK), str(workspace), f"make {directory} writable"
+    place = _existing(workspace)
+    usable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    return "workspace", usable, str(workspace), f"make {place} a directory that this user can write"
 
 
 def _disk(workspace: Path) -> Check:
-    directory: Any = workspace
-    while not directory.exists():
-        directory = directory.parent
+    directory = _existing(workspace)
     free = shutil.disk_usage(directory).free
     return "disk", free > 2**30, f"{free / 2**30:.1f} GiB free", "free at least 1 GiB"
+
+
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh, fish, or pwsh.")] = "bash",
+) -> None:
+    """Print the shell completion script; for bash: `eval "$(posttrain completion bash)"`."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # imported, not declared
+
+    known = ("bash", "zsh", "fish", "pwsh")
+    if shell not in known:
+        raise SpecError(
+            "there is no completion for this shell", where="SHELL", found=shell, expected=", ".join(known)
+        )
+    say(get_completion_script(prog_name="posttrain", complete_var="_POSTTRAIN_COMPLETE", shell=shell))

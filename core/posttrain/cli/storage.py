@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from posttrain.cli.measures import size
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, printable, say
 from posttrain.errors import ExitCode
 
@@ -15,9 +16,8 @@ app = typer.Typer(no_args_is_help=True, help="The artifact store.", rich_markup_
 @app.command()
 def ls(workspace: Workspace = DEFAULT_WORKSPACE, as_json: Json = False) -> None:
     """List the artifacts with kind, size and the stage that made them first."""
-    from rich.table import Table
-
     from posttrain.artifacts.store import Store
+    from posttrain.cli.planview import table_of
 
     store = Store(workspace.absolute())
     rows = []
@@ -37,9 +37,7 @@ def ls(workspace: Workspace = DEFAULT_WORKSPACE, as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("artifact", "size", "stage", "run", "made"):
-        table.add_column(heading, overflow="fold")
+    table = table_of("artifact", "size", "stage", "run", "made")
     for row in rows:
         ref = f"{row['kind']}:{str(row['digest'])[:12]}"
         table.add_row(
@@ -67,7 +65,7 @@ def verify(
     else:
         for found in damaged.values():
             for problem in found:
-                say(printable(problem))
+                say(problem)
         say(f"{len(problems)} artifacts, {len(damaged)} damaged")
     if damaged:
         raise typer.Exit(int(ExitCode.FAILED))
@@ -96,17 +94,7 @@ def gc(
         for item in part:
             say(f"{verb} {item.name} ({size(item.bytes)})")
     for note in report.notes:
-        say(f"note: {printable(note)}")
+        say(f"note: {note}")
     say(f"{verb} {size(report.bytes)}; {report.kept} artifacts stay")
     if report.dry_run and report.bytes:
         say("add --delete to do it")
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as people read it."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")

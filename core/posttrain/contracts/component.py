@@ -26,9 +26,14 @@ class NoOptions(Config):
 
 @dataclass(frozen=True)
 class Uses:
-    """Marks a config field that names a component of `group`."""
+    """Marks a config field that names a component of `group`.
+
+    `having` names attributes the component must have: a trainer says `(("family", Family.PREFERENCE),)`, and a
+    loss of another family is refused when the pipeline is read.
+    """
 
     group: Group
+    having: tuple[tuple[str, Any], ...] = ()
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         """Leave the group in the JSON Schema, where the registry expands it."""

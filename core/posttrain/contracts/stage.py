@@ -142,7 +142,7 @@ class Stage(ABC):
         inputs: The input ports.
         target: `module:function`, called in the worker with a `StageContext`; it returns an `Outcome`.
         preload: Modules worth importing before a worker is forked, such as `("torch", "transformers")`.
-        tiny: Options that make a smoke run small (`--tiny`).
+        tiny: Options that make a smoke run small (`--tiny`); `None` takes an option away.
         external: The stage has an effect outside the store; `holds` is asked before it is skipped.
     """
 
@@ -156,6 +156,10 @@ class Stage(ABC):
     def outputs(self, config: Any) -> tuple[Port, ...]:
         """Return the output ports; they may depend on the options (a split names its parts)."""
         raise NotImplementedError(f"{type(self).__name__} must say what it puts out")
+
+    def shrink(self, config: Any) -> Mapping[str, Any]:
+        """Return what `--tiny` overlays on these options: `tiny`, unless that depends on them."""
+        return self.tiny
 
     def predict(self, config: Any, inputs: Inputs) -> Mapping[str, Prediction]:
         """Predict the output manifests. Facts that cannot be told yet stay `None`."""

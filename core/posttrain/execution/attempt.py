@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from posttrain import errors
 from posttrain.artifacts.sealing import read_manifest
 from posttrain.errors import Interrupted, StageError
 from posttrain.execution.context import EVENTS
@@ -143,9 +144,7 @@ def judge(attempt: Attempt, code: int, ports: frozenset[str], stop: Stop) -> Res
             "stopped as asked; its checkpoint is kept", where=str(attempt.directory), fix="posttrain resume"
         )
     if result is not None and result.status == "failed":
-        raise AttemptFailed(
-            {**(result.error or {"message": "the stage failed"}), "log": log_tail(attempt.log)}
-        )
+        raise AttemptFailed(_account(attempt, result.error or {"message": "the stage failed"}))
     if stop.requested and code != 0:
         raise Interrupted(
             f"the worker {describe_exit(code)} while the run was stopping",
@@ -183,6 +182,14 @@ def _check_sealed(attempt: Attempt, output: Output) -> None:
             manifest.kind,
             output.kind,
         )
+
+
+def _account(attempt: Attempt, error: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the worker said of itself, with the end of its output unless the error explains itself."""
+    kind = getattr(errors, str(error.get("type")), None)
+    if isinstance(kind, type) and issubclass(kind, errors.PosttrainError):
+        return dict(error)
+    return {**error, "log": log_tail(attempt.log)}
 
 
 def _failed(

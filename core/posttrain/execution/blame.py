@@ -6,6 +6,7 @@ import errno
 import sys
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import posttrain
@@ -14,16 +15,17 @@ from posttrain.errors import PosttrainError, StoreError
 
 _CORE = Path(str(posttrain.__file__)).parent
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 _STORAGE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
-def explain(error: BaseException, target: str | None, workspace: Path) -> dict[str, str | None]:
+def explain(error: BaseException, targets: Sequence[str], workspace: Path) -> dict[str, str | None]:
     """Return the parts of an error for `result.json`.
 
     Args:
         error: What was raised.
-        target: `module:function` of the stage, whose package counts as the plugin.
+        targets: `module:attribute` of the stage and of the components it names, whose packages count as plugins.
         workspace: The place to name when a disk is full.
     """
     if isinstance(error, PosttrainError):
@@ -31,7 +33,7 @@ def explain(error: BaseException, target: str | None, workspace: Path) -> dict[s
     if isinstance(error, OSError) and error.errno in _STORAGE:
         return storage_error(error, workspace).as_dict()
     parts = dict.fromkeys(("type", "message", "where", "found", "expected", "fix"))
-    parts.update(type=type(error).__name__, message=_message(error), where=_plugin_frame(error, target))
+    parts.update(type=type(error).__name__, message=_message(error), where=_plugin_frame(error, targets))
     return parts
 
 
@@ -49,21 +51,25 @@ def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _plugin_frame(error: BaseException, target: str | None) -> str | None:
-    """Return `file:line` of the last frame in the plugin's own code, else outside of libraries."""
+def _plugin_frame(error: BaseException, targets: Sequence[str]) -> str | None:
+    """Return `file:line` of the last frame in a plugin's code: the stage's, or that of a component it called."""
     frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    root = _root(target)
-    own = [frame for frame in frames if root is not None and frame[0].is_relative_to(root)]
-    others = [
-        frame for frame in frames if not any(frame[0].is_relative_to(place) for place in (_CORE, *_LIBRARIES))
-    ]
-    chosen = own or others or frames
+    roots = [root for root in map(_root, targets) if root is not None]
+    chosen = [frame for frame in frames if _is_plugin(frame[0], roots)] or frames
     return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else None
 
 
-def _root(target: str | None) -> Path | None:
+def _is_plugin(file: Path, roots: Sequence[Path]) -> bool:
+    """Whether a file is in a known plugin, or in neither the core nor a library; `<string>` is no file."""
+    if any(file.is_relative_to(root) for root in roots):
+        return True
+    installed = _INSTALLED.intersection(file.parts) or any(map(file.is_relative_to, (_CORE, *_LIBRARIES)))
+    return file.is_absolute() and not installed
+
+
+def _root(target: str) -> Path | None:
     """Return the directory of the target's package, or the file of a target that is a single module."""
-    name = (target or "").partition(":")[0]
+    name = target.partition(":")[0]
     module, package = sys.modules.get(name), sys.modules.get(name.partition(".")[0])
     file = (
         getattr(package, "__file__", None)

@@ -29,7 +29,7 @@ def commit(store: Store, bound: Bound, result: Result, run: str, seconds: float)
             parents={port: tuple(digests) for port, digests in bound.digests.items()},
             sources=bound.ingredients["sources"],
             seed=getattr(bound.node.config, "seed", None),
-            config=bound.ingredients["config"],
+            config=bound.options,
             versions=result.versions,
             device=result.device,
             threads=result.threads,

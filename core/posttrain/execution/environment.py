@@ -7,7 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -26,8 +27,10 @@ _FIXED = {
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
-    # OpenBLAS (NumPy's) starts threads on import. The zygote must have none, and launchers agree.
+    # NumPy's OpenBLAS and pyarrow's jemalloc start threads when they are imported. A zygote must have none, or it
+    # could not fork safely; every launcher sets them, so that a stage finds the same whichever started it.
     "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 
 
@@ -141,3 +144,18 @@ def _packages() -> list[Path]:
         found += [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
     records = (Path(place) / f"posttrain-{distribution.version}.dist-info" for place in sys.path)
     return found + [record for record in records if record.is_dir()][:1]
+
+
+@contextmanager
+def variables(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process while the block lasts, then put back what was there."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from posttrain.execution import worker
+from posttrain.execution.environment import variables
 from posttrain.execution.liveness import kill_group
 
 MODULE = "posttrain.execution"
@@ -179,7 +179,7 @@ class InlineLauncher:
 
     def start(self, job: Job) -> Handle:
         """Run the stage to its end, then return."""
-        with self._one_at_a_time, _environment(job.environment), job.log.open("a", encoding="utf-8") as log:
+        with self._one_at_a_time, variables(job.environment), job.log.open("a", encoding="utf-8") as log:
             return InlineHandle(worker.run(job.request, self._stopping, log=log, debug=self._debug))
 
 
@@ -199,19 +199,3 @@ class InlineHandle(Handle):
 
     def kill(self) -> None:
         """Do nothing: the stage has ended."""
-
-
-@contextmanager
-def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Add what a worker's environment has more than this process's; take it back afterwards."""
-    added = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
-    before = {name: os.environ.get(name) for name in added}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

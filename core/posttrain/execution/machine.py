@@ -7,7 +7,7 @@ import platform
 import sys
 from typing import Any
 
-from posttrain.planning.plan import current_versions
+from posttrain.planning.versions import current_versions
 
 
 def used_versions() -> dict[str, str]:

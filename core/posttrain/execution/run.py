@@ -89,22 +89,17 @@ class PipelineRun:
         grace: float = 60.0,
         debug: bool = False,
     ) -> None:
-        self.run = record.run
-        self.workspace = record.workspace
+        self.run, self.workspace = record.run, record.workspace
         self.spec_digest = spec_digest
         self.order: Sequence[str] = graph.order
         self.dependencies: Mapping[str, Sequence[str]] = graph.dependencies
         self.record = record
         self.stop = Stop()
         self.results: dict[str, NodeResult] = {}
-        self._graph = graph
-        self._catalogue = catalogue
-        self._store = Store(record.workspace)
-        self._journal = record.journal
-        self._observer = observer
-        self._debug = debug
-        secrets = {name for node in graph.nodes.values() for name in declared_secrets(node)}
-        self._redactor = Redactor(os.environ[name] for name in sorted(secrets) if name in os.environ)
+        self._graph, self._catalogue = graph, catalogue
+        self._store, self._journal = Store(record.workspace), record.journal
+        self._observer, self._debug = observer, debug
+        self._redactor = _redactor(graph)
         self._outputs: dict[Reference, Input] = {}
         self._lock = threading.Lock()
         self._lifeline = Lifeline()
@@ -115,7 +110,6 @@ class PipelineRun:
             log=record.directory / "zygote.log",
             note=self.note,
         )
-        inline = InlineLauncher(lambda: self.stop.requested, debug) if launcher == "inline" else None
         self._builder = Builder(
             graph=graph,
             store=self._store,
@@ -123,7 +117,7 @@ class PipelineRun:
             plugins=[str(Path(file).absolute()) for file in plugins],
             pool=Pool(machine),
             launchers=self._launchers,
-            inline=inline,
+            inline=InlineLauncher(lambda: self.stop.requested, debug) if launcher == "inline" else None,
             lifeline=self._lifeline,
             stop=self.stop,
             grace=grace,
@@ -169,7 +163,7 @@ class PipelineRun:
         except Interrupted as error:
             return self._end(trace, NodeStatus.INTERRUPTED, summary=error.message, error=error.as_dict())
         except Exception as error:
-            parts = explain(error, trace.node.plugin.target, self.workspace)
+            parts = explain(error, (trace.node.plugin.target,), self.workspace)
             result = self._end(trace, NodeStatus.FAILED, summary=str(parts["message"]), error=parts)
             if self._debug and trace.attempt is not None:
                 raise
@@ -305,3 +299,9 @@ def _preload(graph: Graph) -> tuple[str, ...]:
     """Return the modules that the nodes which may be forked want, each once."""
     nodes = [node for node in graph.nodes.values() if may_fork(node)]
     return tuple(dict.fromkeys(module for node in nodes for module in node.plugin.preload))
+
+
+def _redactor(graph: Graph) -> Redactor:
+    """Return what removes the secrets of all nodes."""
+    names = {name for node in graph.nodes.values() for name in declared_secrets(node)}
+    return Redactor(os.environ[name] for name in sorted(names) if name in os.environ)

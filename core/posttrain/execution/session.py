@@ -59,7 +59,7 @@ def execute(
         StageError: The runner left nodes out.
         Exception: Whatever the runner itself raises; the journal then says that the run failed.
     """
-    with run.record.claimed(), closing(run), on_stop_signals(lambda number: run.stop.ask()):
+    with closing(run), run.record.claimed(), on_stop_signals(lambda number: run.stop.ask()):
         run.begin(pipeline, runner_name, resumed=resumed)
         try:
             runner.run(run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +31,7 @@ from posttrain.execution.signals import Stop, on_stop_signals, worker_handler
 from posttrain.planning.keys import differences, plugin_identities
 from posttrain.planning.secrets import Redactor
 from posttrain.registry.catalogue import Catalogue
-from posttrain.registry.components import validate_config
+from posttrain.registry.components import choices, validate_config
 from posttrain.registry.discovery import discover
 
 RESULT = "result.json"
@@ -91,7 +91,7 @@ def execute(request: Request, stopping: Callable[[], bool], *, log: TextIO, debu
         log.write(redactor.text("".join(traceback.format_exception(error))))
         log.flush()
         return Result(
-            status="failed", error=redactor.value(explain(error, task.target, Path(request.workspace)))
+            status="failed", error=redactor.value(explain(error, task.targets, Path(request.workspace)))
         )
 
 
@@ -104,7 +104,7 @@ class _Task:
 
     def __init__(self, request: Request, stopping: Callable[[], bool], redactor: Redactor) -> None:
         self.request = request
-        self.target: str | None = None
+        self.targets: list[str] = []
         self._stopping = stopping
         self._redactor = redactor
         self._context: WorkerContext | None = None
@@ -116,7 +116,7 @@ class _Task:
         stage = catalogue.stage(request.uses)
         config = validate_config(stage.config, request.config, catalogue)
         _require_same_plugins(request, config, catalogue)
-        self.target = stage.target
+        self.targets = [stage.target, *_component_targets(config, catalogue)]
         target = load_target(stage.target)
         events = EventLog(Path(request.directory) / EVENTS)
         try:
@@ -180,6 +180,14 @@ def _require_same_plugins(request: Request, config: Any, catalogue: Catalogue) -
             found="; ".join(differences(request.identities, here)),
             fix="start the run again, with the same plugins in every interpreter",
         )
+
+
+def _component_targets(config: Any, catalogue: Catalogue) -> Iterator[str]:
+    """Yield where the components that a config names come from; those of local files have no module."""
+    for _, choice, group in choices(config):
+        target = catalogue.entry(group, choice.name).registration.target
+        if isinstance(target, str):
+            yield target
 
 
 def _checked(stage: Stage, request: Request, outcome: object) -> Outcome:

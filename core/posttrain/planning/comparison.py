@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from posttrain.artifacts.manifest import Artifact
 from posttrain.artifacts.store import KeyRecord, Store
-from posttrain.planning.keys import differences
+from posttrain.planning.keys import changes, differences, spelled
 
 _TEXT = (".json", ".jinja", ".txt", ".jsonl", ".md")
 _TEXT_LIMIT = 4 * 2**20
@@ -27,7 +26,7 @@ def compare_artifacts(store: Store, left: Artifact, right: Artifact) -> list[str
     if left.kind != right.kind:
         lines.append(f"kind: {left.kind} → {right.kind}")
     before, after = left.facts.model_dump(mode="json"), right.facts.model_dump(mode="json")
-    lines.extend(f"facts.{path}: {_show(a)} → {_show(b)}" for path, a, b in _leaves("", before, after))
+    lines.extend(f"facts.{path}: {a} → {b}" for path, a, b in _changes(before, after))
     lines.extend(_compare_makers(store, left, right))
     lines.extend(_compare_files(left, right))
     return lines
@@ -48,8 +47,7 @@ def compare_records(left: Mapping[str, KeyRecord], right: Mapping[str, KeyRecord
             if a.outputs.get(port) != b.outputs.get(port)
         )
         lines.extend(
-            f"{node}: {name} {_show(before)} → {_show(after)}"
-            for name, before, after in _leaves("", dict(a.figures), dict(b.figures))
+            f"{node}: {name} {before} → {after}" for name, before, after in _changes(a.figures, b.figures)
         )
     return lines
 
@@ -58,16 +56,18 @@ def _compare_makers(store: Store, left: Artifact, right: Artifact) -> Iterator[s
     a, b = store.provenance(left.digest), store.provenance(right.digest)
     if a is None or b is None:
         return
-    for path, before, after in _leaves("", a.config, b.config):
-        yield f"with.{path}: {_show(before)} → {_show(after)}"
-    for path, before, after in _leaves("", dict(a.sources), dict(b.sources)):
-        yield f"source {path}: {_show(before)[:14]} → {_show(after)[:14]}"
+    if a.stage != b.stage:
+        yield f"stage: {a.stage} → {b.stage}"
+    for option, before, after in _changes(a.config, b.config):
+        yield f"with.{option}: {before} → {after}"
+    for option, before, after in _changes(a.sources, b.sources):
+        yield f"the content of with.{option}: {before[:12]} → {after[:12]}"
     for port in dict.fromkeys([*a.parents, *b.parents]):
-        before, after = a.parents.get(port, ()), b.parents.get(port, ())
-        if before != after:
-            yield f"input {port}: {_digests(before)} → {_digests(after)}"
-    for path, before, after in _leaves("", a.versions, b.versions):
-        yield f"version of {path}: {_show(before)} → {_show(after)}"
+        one, other = a.parents.get(port, ()), b.parents.get(port, ())
+        if one != other:
+            yield f"input {port}: {_digests(one)} → {_digests(other)}"
+    for name, before, after in _changes(a.versions, b.versions):
+        yield f"version of {name}: {before} → {after}"
 
 
 def _compare_files(left: Artifact, right: Artifact) -> Iterator[str]:
@@ -95,20 +95,9 @@ def _first_lines(left: Path, right: Path) -> Iterator[str]:
         yield f"    {line[:160]}"
 
 
-def _leaves(path: str, left: Any, right: Any) -> Iterator[tuple[str, Any, Any]]:
-    if left == right:
-        return
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        for key in dict.fromkeys([*left, *right]):
-            yield from _leaves(f"{path}.{key}" if path else str(key), left.get(key), right.get(key))
-    else:
-        yield path, left, right
-
-
-def _show(value: Any) -> str:
-    return (
-        "(absent)" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
-    )
+def _changes(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for path, before, after in changes(left, right):
+        yield ".".join(path), spelled(before), spelled(after)
 
 
 def _digests(values: tuple[str, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.artifacts.kinds import Kind
@@ -11,7 +11,8 @@ from posttrain.contracts.registration import Group
 from posttrain.contracts.rule import Site
 from posttrain.contracts.stage import Certainty, Finding, Input, Level, Prediction
 from posttrain.errors import PosttrainError
-from posttrain.planning.graph import Graph, Node, Reference
+from posttrain.planning.nodes import Graph, Node, Reference
+from posttrain.planning.questions import objections, outputs_of, predictions, prompts_of, verdicts
 from posttrain.registry.catalogue import Catalogue
 
 PROMPTS = "prompts.txt"
@@ -27,18 +28,19 @@ def real_input(reference: Reference, artifact: Artifact) -> Input:
 
 
 def predicted_inputs(
-    graph: Graph, node: Node, inputs: Mapping[str, Sequence[Input]]
+    graph: Graph, node: Node, inputs: Mapping[str, Sequence[Input]], catalogue: Catalogue
 ) -> dict[Reference, Input]:
-    """Return what a node is expected to put out, before it has run."""
-    predictions: Mapping[str, Prediction] = node.plugin.predict(node.config, inputs)
+    """Return what a node is expected to put out, before it has run.
+
+    Raises:
+        PluginError: The stage cannot tell because it is broken.
+    """
+    expected = predictions(node, inputs, catalogue)
     found = {}
-    for port in node.outputs():
-        prediction = predictions.get(port.name) or Prediction(min(port.kinds))
-        prompts = (
-            node.plugin.prompts(node.config, port.name, graph.base)
-            if prediction.kind == Kind.DATASET
-            else None
-        )
+    for port in outputs_of(node, catalogue):
+        prediction = expected.get(port.name) or Prediction(min(port.kinds))
+        dataset = prediction.kind == Kind.DATASET
+        prompts = prompts_of(node, port.name, graph.base, catalogue) if dataset else None
         reference = Reference(node.name, port.name)
         found[reference] = Input(str(reference), prediction.kind, prediction.facts, None, prompts)
     return found
@@ -75,16 +77,28 @@ class Handoffs:
     def findings(self, node: Node, outputs: Mapping[Reference, Input]) -> list[Finding]:
         """Return what the stage's check and every rule have to say about one node.
 
-        A rule that raises says so as an error of its own, so that a broken rule never passes for silence.
+        A check or rule that raises says so as an error of its own: a broken one never passes for silence.
         """
         site = self.site(node, outputs)
-        found = list(node.plugin.check(node.config, site.inputs))
+        found = _heard(node.uses, lambda: objections(node, site.inputs, self.catalogue))
         for name in self.catalogue.names(Group.RULE):
-            try:
-                found.extend(self.catalogue.load(Group.RULE, name)().check(site))
-            except PosttrainError as error:
-                found.append(Finding(name, Level.ERROR, Certainty.VERIFIED, error.message, fix=error.fix))
+            found += _heard(name, lambda name=name: verdicts(name, site, self.catalogue))  # type: ignore[misc]
         return [replace(finding, node=node.name) for finding in found]
+
+
+def _heard(judge: str, ask: Callable[[], tuple[Finding, ...]]) -> list[Finding]:
+    """Return what a judge says; what it raises is an error."""
+    try:
+        return list(ask())
+    except PosttrainError as error:
+        return [complaint(judge, error)]
+
+
+def complaint(judge: str, error: PosttrainError, level: Level = Level.ERROR) -> Finding:
+    """Return what a check, a rule or an estimate raised, as a finding."""
+    found = f": {error.found}" if error.found else ""
+    where = f" ({error.where})" if error.where else ""
+    return Finding(judge, level, Certainty.VERIFIED, f"{error.message}{found}{where}", fix=error.fix)
 
 
 def refusals(findings: Sequence[Finding]) -> list[Finding]:

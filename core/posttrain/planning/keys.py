@@ -6,7 +6,8 @@ Library versions, devices and threads are recorded as drift and never keyed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from posttrain.artifacts.manifest import digest_of
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import SourceMark
 from posttrain.errors import DataError
-from posttrain.planning.graph import Node
+from posttrain.planning.nodes import Node
+from posttrain.planning.secrets import is_reference
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices, marked, semantic
+
+_LONGEST = 80
 
 
 def key_ingredients(
@@ -40,7 +44,7 @@ def key_ingredients(
         "config": semantic(node.config),
         "sources": source_digests(node.config, base, memo),
         "inputs": {port: list(digests) for port, digests in sorted(input_digests.items())},
-        "environment": dict(node.runtime.env),
+        "environment": {name: value for name, value in node.runtime.env.items() if not is_reference(value)},
     }
 
 
@@ -80,49 +84,65 @@ def key_of(ingredients: Mapping[str, Any]) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Say in words what changed between two sets of ingredients, most telling first."""
-    lines = []
-    for path, before, after in _changes((), old, new):
-        head, *rest = path
-        name = ".".join(rest)
-        if head == "inputs":
-            lines.append(f"input {rest[0]} changed ({_brief(before)} → {_brief(after)})")
-        elif head == "sources":
-            lines.append(f"source file {name} changed")
-        elif head == "config":
-            lines.append(f"with.{name}: {_show(before)} → {_show(after)}")
-        elif head in ("stage", "components"):
-            lines.append(f"plugin {'.'.join(path)}: {_show(before)} → {_show(after)}")
-        else:
-            lines.append(f"{'.'.join(path)}: {_show(before)} → {_show(after)}")
-    return lines
+    """Say in words what changed between two sets of ingredients."""
+    found = list(changes(old, new))
+    # That another component was chosen stands among the options already.
+    chosen_anew = {path[:2] for path, _, _ in found if path[0] == "components" and path[2:] in _OTHER}
+    lines = (
+        _WORDS.get(path[0], _other_words)(".".join(path[1:]), before, after)
+        for path, before, after in found
+        if len(path) == 1 or path[:2] not in chosen_anew
+    )
+    return list(dict.fromkeys(lines))
 
 
-_ABSENT = object()
+_OTHER: tuple[tuple[str, ...], ...] = ((), ("name",))
+"""Where the identity of a component differs when it is another one."""
 
 
-def _changes(path: tuple[str, ...], old: Any, new: Any) -> list[tuple[tuple[str, ...], Any, Any]]:
-    if old == new:
-        return []
-    if (
-        isinstance(old, Mapping)
-        and isinstance(new, Mapping)
-        and not (path and path[0] == "inputs" and len(path) > 1)
-    ):
-        keys = sorted({*old, *new}, key=str)
-        return [
-            change
-            for key in keys
-            for change in _changes((*path, str(key)), old.get(key, _ABSENT), new.get(key, _ABSENT))
-        ]
-    return [(path, old, new)]
+def _plugin_words(name: str, before: Any, after: Any) -> str:
+    option, _, part = name.rpartition(".")
+    if not option:
+        return f"its plugins: {spelled(before)} → {spelled(after)}"
+    return f"plugin of with.{option}: {part} {spelled(before)} → {spelled(after)}"
 
 
-def _show(value: Any) -> str:
-    return "(absent)" if value is _ABSENT else repr(value)
+def _other_words(name: str, before: Any, after: Any) -> str:
+    return f"{name or 'its ingredients'}: {spelled(before)} → {spelled(after)}"
 
 
-def _brief(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(str(item)[:12] for item in value)
-    return _show(value)
+_WORDS: Mapping[str, Callable[[str, Any, Any], str]] = {
+    "config": lambda name, before, after: f"with.{name}: {spelled(before)} → {spelled(after)}",
+    "stage": lambda name, before, after: f"plugin: {name} {spelled(before)} → {spelled(after)}",
+    "components": _plugin_words,
+    "sources": lambda name, before, after: f"the content of with.{name} changed",
+    "inputs": lambda name, before, after: f"input {name} changed ({_digests(before)} → {_digests(after)})",
+    "environment": lambda name, before, after: f"runtime.env.{name}: {spelled(before)} → {spelled(after)}",
+}
+
+
+ABSENT = object()
+"""Stands for what is on one side only."""
+
+Change = tuple[tuple[str, ...], Any, Any]
+
+
+def changes(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[Change]:
+    """Yield the path of every difference between two nested mappings, with what is there on each side."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in dict.fromkeys([*old, *new]):
+            yield from changes(old.get(key, ABSENT), new.get(key, ABSENT), (*path, str(key)))
+    elif old != new or type(old) is not type(new):
+        yield path, old, new
+
+
+def spelled(value: Any) -> str:
+    """Return a value as it would stand in a file, long ones shortened."""
+    if value is ABSENT:
+        return "(absent)"
+    text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _digests(value: Any) -> str:
+    return ", ".join(str(item)[:12] for item in value) if isinstance(value, list) else spelled(value)

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from posttrain.artifacts.manifest import canonical
 from posttrain.contracts.component import Choice, Component, Config, Uses
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import SecretMark, SourceMark, VolatileMark
 from posttrain.errors import PluginError
 from posttrain.registry.catalogue import Catalogue
-from posttrain.registry.fields import BoundChoice, Path, walk
+from posttrain.registry.fields import BoundChoice, Path, unset, walk
 from posttrain.registry.problems import ConfigProblem, ConfigProblems, translated
 from posttrain.registry.schema import config_schema
 from posttrain.registry.validation import config_of
@@ -48,6 +49,7 @@ def validate_config(model: type[ConfigT], data: Mapping[str, Any], catalogue: Ca
     Raises:
         ConfigProblems: Everything that is wrong, each problem with its path.
     """
+    data = _named(model, data)
     try:
         config = model.model_validate_json(to_json(data), strict=True)
     except PydanticSerializationError as error:
@@ -60,6 +62,16 @@ def validate_config(model: type[ConfigT], data: Mapping[str, Any], catalogue: Ca
         raise ConfigProblems(problems)
     complete: ConfigT = _replaced(config, bound, ())
     return complete
+
+
+def _named(model: type[Config], data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Complete choices that give options only (`loss: {beta: 0.2}`): they mean the field's default component."""
+    named = dict(data)
+    for name, field in model.model_fields.items():
+        given, default = named.get(name), field.default
+        if isinstance(default, Choice) and isinstance(given, Mapping) and "name" not in given:
+            named[name] = {"name": default.name, **given}
+    return named
 
 
 def choices(config: Config) -> Iterator[tuple[Path, Choice, Group]]:
@@ -86,11 +98,13 @@ def semantic(config: Config) -> dict[str, Any]:
     unbound = [path for path, choice, _ in choices(config) if not isinstance(choice, BoundChoice)]
     if unbound:
         raise ValueError(f"the choices at {unbound} were not validated against a catalogue")
-    left_out = [
-        spot.path for spot in walk(type(config), config) if any(spot.mark(each) for each in _NOT_IN_KEYS)
-    ]
-    kept = _without(config.model_dump(mode="json"), frozenset(left_out), ())
-    return dict(kept)
+    spots = list(walk(type(config), config))
+    marks = [*((spot.path, spot.marks) for spot in spots), *unset(type(config), config)]
+    left_out = frozenset(
+        path for path, found in marks if any(isinstance(mark, _NOT_IN_KEYS) for mark in found)
+    )
+    unordered = frozenset(spot.path for spot in spots if isinstance(spot.value, set | frozenset))
+    return dict(_without(_ordered(config.model_dump(mode="json"), unordered, ()), left_out, ()))
 
 
 def resolve(choice: Choice, group: Group, catalogue: Catalogue) -> Component:
@@ -100,7 +114,7 @@ def resolve(choice: Choice, group: Group, catalogue: Catalogue) -> Component:
         PluginError: It cannot be found, imported or made.
         ConfigProblems: Its options do not fit.
     """
-    bound = _bind(choice, group, catalogue)
+    bound = _bind(choice, Uses(group), catalogue)
     return Component(bound.name, catalogue.make(group, bound.name), bound.config)
 
 
@@ -115,7 +129,7 @@ def _bind_all(
         if choice is None:
             continue
         try:
-            bound[spot.path] = _bind(choice, uses.group, catalogue)
+            bound[spot.path] = _bind(choice, uses, catalogue)
         except ConfigProblems as error:
             problems.extend(problem.below(spot.path) for problem in error.problems)
         except PluginError as error:
@@ -135,10 +149,31 @@ def _as_choice(value: Any) -> Choice | None:
     return None
 
 
-def _bind(choice: Choice, group: Group, catalogue: Catalogue) -> BoundChoice:
-    target = catalogue.load(group, choice.name)
+def _bind(choice: Choice, uses: Uses, catalogue: Catalogue) -> BoundChoice:
+    target = catalogue.load(uses.group, choice.name)
+    for attribute, wanted in uses.having:
+        found = getattr(target, attribute, None)
+        if found != wanted:
+            raise PluginError(
+                f"the {uses.group} `{choice.name}` does not fit here",
+                found=f"{attribute} {found}",
+                expected=f"{attribute} {wanted}: {_fitting(uses, catalogue)}",
+            )
     config = validate_config(config_of(target), choice.options, catalogue)
-    return BoundChoice.bind(catalogue.entry(group, choice.name).registration.name, config)
+    return BoundChoice.bind(catalogue.entry(uses.group, choice.name).registration.name, config)
+
+
+def _fitting(uses: Uses, catalogue: Catalogue) -> str:
+    """Return the names of the components that have what is asked for."""
+    fitting = []
+    for name in catalogue.names(uses.group):
+        try:
+            target = catalogue.load(uses.group, name)
+        except PluginError:
+            continue  # a broken component is no suggestion; `plugins check` explains it
+        if all(getattr(target, attribute, None) == wanted for attribute, wanted in uses.having):
+            fitting.append(name)
+    return ", ".join(fitting) or "none is installed"
 
 
 def _at(data: Any, path: Path) -> Any:
@@ -166,6 +201,17 @@ def _replaced(value: Any, bound: Mapping[Path, BoundChoice], path: Path) -> Any:
         return type(value)(items)
     if isinstance(value, dict):
         return {key: _replaced(item, bound, (*path, key)) for key, item in value.items()}
+    return value
+
+
+def _ordered(value: Any, unordered: frozenset[Path], path: Path) -> Any:
+    """Return JSON data with the items of sets in an order that is the same in every process."""
+    if path in unordered:
+        return sorted(value, key=canonical)
+    if isinstance(value, dict):
+        return {key: _ordered(item, unordered, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_ordered(item, unordered, (*path, index)) for index, item in enumerate(value)]
     return value
 
 

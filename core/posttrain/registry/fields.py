@@ -65,6 +65,16 @@ def walk(model: type[BaseModel], value: Any, path: Path = ()) -> Iterator[Spot]:
     yield from _visit(model, (), value, path)
 
 
+def unset(model: type[BaseModel], value: Any) -> Iterator[tuple[Path, tuple[Any, ...]]]:
+    """Yield the path of every field that is None, which `walk` leaves out, with all its marks."""
+    for spot in walk(model, value):
+        if isinstance(spot.value, BaseModel):
+            holder = spot.value.config if isinstance(spot.value, BoundChoice) else spot.value
+            for name, field in type(holder).model_fields.items():
+                if getattr(holder, name) is None:
+                    yield (*spot.path, name), (*field.metadata, *_all_marks(field.annotation))
+
+
 def type_name(annotation: Any, marks: tuple[Any, ...] = ()) -> str:
     """Return how a declared type is shown to people, such as `float | None` or `list[loss]`."""
     annotation, marks = _unwrapped(annotation, marks)
@@ -113,6 +123,13 @@ def _unwrapped(annotation: Any, marks: tuple[Any, ...]) -> tuple[Any, tuple[Any,
             annotation = annotation.__value__
         else:
             return annotation, marks
+
+
+def _all_marks(annotation: Any) -> tuple[Any, ...]:
+    """Return the marks of a type and of every arm of a union."""
+    annotation, marks = _unwrapped(annotation, ())
+    arms = get_args(annotation) if _is_union(annotation) else ()
+    return (*marks, *(mark for arm in arms for mark in _all_marks(arm)))
 
 
 def _is_union(annotation: Any) -> bool:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,16 +35,18 @@ class Failure:
         return f"{self.error} ({self.where})" if self.where else self.error
 
 
-def isolated(label: str, package: str, call: Callable[[], T]) -> T | Failure:
-    """Return what `call` returns, or how it failed. What it prints goes to the standard error stream.
+def isolated(label: str, package: str, call: Callable[[], T], *, redirect: bool = True) -> T | Failure:
+    """Return what `call` returns, or how it failed.
 
     Args:
         label: What is being done, for the trace.
         package: The plugin's top-level module; frames of it and of its submodules are "inside the plugin".
         call: The call into the plugin. `KeyboardInterrupt` passes through, `SystemExit` does not.
+        redirect: Send what it prints to the standard error stream. Not while other threads write to standard
+            output, which belongs to all of them.
     """
     began = time.perf_counter()
-    with _redirection, contextlib.redirect_stdout(sys.stderr):
+    with _on_standard_error() if redirect else contextlib.nullcontext():
         try:
             result: T | Failure = call()
         except KeyboardInterrupt:
@@ -55,6 +57,12 @@ def isolated(label: str, package: str, call: Callable[[], T]) -> T | Failure:
         end = f"failed: {result}" if isinstance(result, Failure) else "done"
         sys.stderr.write(f"posttrain: {label}: {end}, {(time.perf_counter() - began) * 1000:.1f} ms\n")
     return result
+
+
+@contextlib.contextmanager
+def _on_standard_error() -> Iterator[None]:
+    with _redirection, contextlib.redirect_stdout(sys.stderr):
+        yield
 
 
 def _one_line(error: BaseException) -> str:

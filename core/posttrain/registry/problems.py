@@ -27,6 +27,7 @@ class ConfigProblem:
         found: What stands there; never the value of a secret.
         expected: What would be right.
         suggestion: What to do about it.
+        at_key: It is about the key, and not about its value.
     """
 
     path: Path
@@ -34,6 +35,7 @@ class ConfigProblem:
     found: str | None = None
     expected: str | None = None
     suggestion: str | None = None
+    at_key: bool = False
 
     def below(self, path: Path) -> ConfigProblem:
         """Return the problem as one of an outer config that holds this one at `path`."""
@@ -113,11 +115,12 @@ def unknown_option(path: Path, options: Sequence[str]) -> ConfigProblem:
         found=name,
         expected=f"one of {', '.join(options)}" if options else "no options",
         suggestion=f"did you mean {similar!r}?" if similar else None,
+        at_key=True,
     )
 
 
 def _missing(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
-    return ConfigProblem(path, f"the option {str(path[-1])!r} is required", suggestion="set it")
+    return ConfigProblem(path, f"the option {str(path[-1])!r} is required", suggestion="set it", at_key=True)
 
 
 def _misfit(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:

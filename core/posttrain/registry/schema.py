@@ -34,6 +34,10 @@ def config_schema(model: type[Config], catalogue: Catalogue) -> Schema:
         definitions[f"uses.{group}"] = {"oneOf": alternatives}
         pending |= (_linked(found) | _linked(alternatives)) - done
     definitions.pop("Choice", None)
+    named = _references(schema) | _references(definitions)
+    definitions = {
+        key: value for key, value in definitions.items() if key in named or not key.startswith("default.")
+    }
     return {**schema, "$defs": definitions} if definitions else schema
 
 
@@ -51,6 +55,13 @@ def _alternatives(group: Group, catalogue: Catalogue) -> tuple[list[Schema], Sch
         definitions.update({f"{prefix}{key}": value for key, value in inner.items() if key != "Choice"})
         summary = catalogue.entry(group, name).registration.summary
         alternatives.extend(_spellings(catalogue.aliases(group, name), summary, schema))
+        definitions[_nameless(group, name)] = {
+            "type": "object",
+            "description": summary,
+            "properties": schema.get("properties", {}),
+            "required": schema.get("required", []),
+            "additionalProperties": False,
+        }
     return alternatives, definitions
 
 
@@ -77,6 +88,27 @@ def _linked(schema: Any) -> set[str]:
     groups = {group for item in schema.values() for group in _linked(item)}
     if isinstance(schema, dict) and USES in schema:
         group = schema.pop(USES)
-        schema["$ref"] = f"#/$defs/uses.{group}"
+        default = schema.get("default")
+        link = {"$ref": f"#/$defs/uses.{group}"}
+        if isinstance(default, Mapping):
+            schema.pop("$ref", None)
+            schema["anyOf"] = [link, {"$ref": f"#/$defs/{_nameless(group, default['name'])}"}]
+        else:
+            schema.update(link)
         groups.add(group)
     return groups
+
+
+def _nameless(group: str, name: str) -> str:
+    """Return the definition of a component's options without its name."""
+    return f"default.{group}.{name.replace('/', '.')}"
+
+
+def _references(schema: Any) -> set[str]:
+    """Return the definitions that a schema refers to."""
+    if isinstance(schema, list):
+        return {name for item in schema for name in _references(item)}
+    if not isinstance(schema, Mapping):
+        return set()
+    own = {schema["$ref"].removeprefix("#/$defs/")} if isinstance(schema.get("$ref"), str) else set()
+    return own.union(*(_references(item) for item in schema.values()))

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from posttrain.execution.environment import variables
+
 LOGGERS = ("prefect", "prefect._internal", "httpx", "httpcore")
 RETRIES = 2
 """Tries of a request to a server that is gone; Prefect's own five would hold up the end of a run for a minute."""
@@ -26,10 +28,12 @@ def load_prefect(workspace: Path) -> ModuleType:
     os.environ["DO_NOT_TRACK"] = "1"
     for name in LOGGERS:
         logging.getLogger(name).addHandler(logging.NullHandler())
-    with _environment(
-        PREFECT_HOME=str(home),
-        PREFECT_PROFILES_PATH=str(home / "profiles.toml"),
-        PREFECT_LOGGING_SETTINGS_PATH=str(Path(__file__).with_name("logging.yml")),
+    with variables(
+        {
+            "PREFECT_HOME": str(home),
+            "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+            "PREFECT_LOGGING_SETTINGS_PATH": str(Path(__file__).with_name("logging.yml")),
+        }
     ):
         import prefect
 
@@ -70,17 +74,3 @@ def _silence() -> Iterator[None]:
         for logger, (level, propagate) in zip(loggers, before, strict=True):
             logger.setLevel(level)
             logger.propagate = propagate
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -63,16 +64,39 @@ def connect(workspace: Path) -> MlflowClient:
     path = sqlite_path(uri)
     if path is not None:
         _probe(path)
+        if not path.stat().st_size:
+            _create(path)
+    return _opened(uri, os.environ.get("MLFLOW_REGISTRY_URI") or uri)
+
+
+def _opened(uri: str, registry_uri: str) -> MlflowClient:
+    """Return a client whose stores are open. MLflow opens them, and creates their schema, at the first call."""
     load_mlflow()
     with _quiet():
         from mlflow.tracking.client import MlflowClient
 
-        client = MlflowClient(tracking_uri=uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)
-        client.search_experiments(
-            max_results=1
-        )  # the store is opened, and its schema created, by the first call
+        client = MlflowClient(tracking_uri=uri, registry_uri=registry_uri)
+        client.search_experiments(max_results=1)
         client.search_registered_models(max_results=1)
         return client
+
+
+def _create(path: Path) -> None:
+    """Create a database with its schema, whole or not at all.
+
+    MLflow commits table by table and cannot go on with a schema that a kill left unfinished. So the schema is
+    made under another name, copied (MLflow keeps the one it made open) and the copy renamed.
+    """
+    directory = path.with_name(f".{path.name}.new")
+    shutil.rmtree(directory, ignore_errors=True)  # what a kill left
+    directory.mkdir()
+    first, copy = directory / "first.db", directory / "copy.db"
+    uri = f"{_SQLITE}{first}"
+    _opened(uri, uri)
+    with closing(sqlite3.connect(first)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    copy.replace(path)
+    shutil.rmtree(directory)
 
 
 def load_mlflow() -> Any:

@@ -42,35 +42,40 @@ _REPLACED = frozenset({"messages", "completion"})
 
 
 class BestOfNConfig(StageConfig):
-    """Options of `data.best_of_n`.
+    """Options of `data.best_of_n`."""
 
-    Attributes:
-        reward: Scores the completions.
-        n: Completions of each prompt.
-        temperature: Divides the logits.
-        top_p: Sample from the smallest set of tokens whose probability reaches this.
-        max_new_tokens: Longest completion.
-        pairs_per_prompt: The best with the worst, the second best with the second worst, and so on.
-        min_gap: Least difference of the two rewards.
-        allow_ties: Let completions of equal reward make a pair, in an order set by the seed; for smoke runs.
-        allow_truncated: Let a completion be chosen that was cut off by `max_new_tokens`.
-        limit: Use this many prompts, chosen by their content.
-        seed: Seeds the samples, the choice between equal rewards and that of `limit`.
-        batch_tokens: Tokens in one batch, padding included; bounds the memory.
-    """
-
-    reward: Annotated[Choice, Uses(Group.REWARD)]
-    n: int = Field(default=4, ge=2)
-    temperature: float = Field(default=1.0, gt=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    max_new_tokens: int = Field(default=256, ge=1)
-    pairs_per_prompt: int = Field(default=1, ge=1)
-    min_gap: float = Field(default=0.0, ge=0)
-    allow_ties: bool = False
-    allow_truncated: bool = False
-    limit: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
-    batch_tokens: Annotated[int, VolatileMark()] = Field(default=16384, ge=1)
+    reward: Annotated[Choice, Uses(Group.REWARD)] = Field(description="scores the completions")
+    n: int = Field(default=4, ge=2, description="completions of each prompt")
+    temperature: float = Field(default=1.0, gt=0, description="divides the logits")
+    top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="sample from the smallest set of tokens whose probability reaches this",
+    )
+    max_new_tokens: int = Field(default=256, ge=1, description="longest completion")
+    pairs_per_prompt: int = Field(
+        default=1,
+        ge=1,
+        description="the best with the worst, the second best with the second worst, and so on",
+    )
+    min_gap: float = Field(default=0.0, ge=0, description="least difference of the two rewards")
+    allow_ties: bool = Field(
+        default=False,
+        description="let completions of equal reward make a pair, in an order set by the seed; for smoke runs",
+    )
+    allow_truncated: bool = Field(
+        default=False, description="let a completion be chosen that was cut off by `max_new_tokens`"
+    )
+    limit: int | None = Field(
+        default=None, ge=1, description="use this many prompts, chosen by their content"
+    )
+    seed: int = Field(
+        default=0, ge=0, description="seeds the samples, the choice between equal rewards and that of `limit`"
+    )
+    batch_tokens: Annotated[int, VolatileMark()] = Field(
+        default=16384, ge=1, description="tokens in one batch, padding included; bounds the memory"
+    )
 
 
 class BestOfN(Stage):

@@ -10,26 +10,25 @@ from pydantic import Field, PositiveInt, model_validator
 
 from posttrain.contracts.component import Config
 from posttrain.errors import DataError
+from posttrain_plugins.data.sorting import SortWords
 
 _FORMAT = "prompt_completion"
 _COLUMNS = ("prompt", "completion", "answer")
 
 
 class ReverseConfig(Config):
-    """The strings to reverse.
+    """The strings to reverse."""
 
-    Args:
-        min_length: Shortest string, in characters.
-        max_length: Longest string.
-        alphabet: The characters they are made of.
-        careless: The share of completions in which two neighbouring letters are swapped, like demonstrations of
-            mixed quality; `answer` stays right.
-    """
-
-    min_length: PositiveInt = 3
-    max_length: PositiveInt = 6
-    alphabet: str = Field(default="abcdefgh", min_length=1)
-    careless: float = Field(default=0.0, ge=0.0, le=1.0)
+    min_length: PositiveInt = Field(default=3, description="shortest string, in characters")
+    max_length: PositiveInt = Field(default=6, description="longest string")
+    alphabet: str = Field(default="abcdefgh", min_length=1, description="the characters they are made of")
+    careless: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="the share of completions in which two neighbouring letters are swapped, like "
+        "demonstrations of mixed quality; `answer` stays right",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -69,13 +68,9 @@ class Reverse:
 
 
 class AdditionConfig(Config):
-    """The numbers to add.
+    """The numbers to add."""
 
-    Args:
-        digits: Digits of each number, leading zeros included.
-    """
-
-    digits: int = Field(default=2, ge=1, le=18)
+    digits: int = Field(default=2, ge=1, le=18, description="digits of each number, leading zeros included")
 
 
 class Addition:
@@ -154,5 +149,5 @@ def _row(prompt: str, answer: str, completion: str | None = None) -> dict[str, A
     }
 
 
-BUILT_IN: dict[str, type[Any]] = {"reverse": Reverse, "addition": Addition}
+BUILT_IN: dict[str, type[Any]] = {"reverse": Reverse, "addition": Addition, "sort_words": SortWords}
 """Those whose rows can be made while planning."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -30,40 +30,45 @@ from posttrain_plugins.data.cleaning import Cleaned, clean
 from posttrain_plugins.data.files import Table, is_plain, read_table
 from posttrain_plugins.data.formats import FORMATS
 from posttrain_plugins.data.rows import prompt_hash, shared_columns, write_rows
-from posttrain_plugins.data.splits import SplitConfig, divide, split_names, split_ports
+from posttrain_plugins.data.splits import SplitConfig, divide, even_split, split_names, split_ports
 
 _READ_WHILE_PLANNING = 64 * 1024 * 1024
 """Bytes; larger files are left to the worker."""
+_TINY_ROWS = 200
 
 Format = Literal["text", "messages", "prompt", "prompt_completion", "preference"]
 
 
 class LoadConfig(SplitConfig):
-    """Where the rows are and what to do with them.
+    """Where the rows are and what to do with them."""
 
-    Args:
-        path: A JSONL, JSON, CSV, Parquet or Arrow file, or the directory of a saved dataset.
-        id: A dataset of the Hugging Face hub, instead of `path`.
-        revision: Its commit; without one the data may change unnoticed, and the stage is never cached.
-        subset: The name of one of its configurations.
-        source_split: The split to read, of the hub's or of a saved dataset with several.
-        format: What the rows are; recognised from the columns when left out.
-        columns: New names of columns by their old names, such as `{question: prompt}`.
-        drop_duplicates: Keep the first of equal rows only.
-        limit: Keep this many rows, chosen by their content rather than by their place.
-        download: Let this stage use the network.
-    """
-
-    path: Annotated[str | None, SourceMark()] = None
-    id: str | None = None
-    revision: str | None = None
-    subset: str | None = None
-    source_split: str | None = None
-    format: Format | None = None
-    columns: dict[str, str] = Field(default_factory=dict)
-    drop_duplicates: bool = False
-    limit: PositiveInt | None = None
-    download: Annotated[bool, VolatileMark()] = False
+    path: Annotated[str | None, SourceMark()] = Field(
+        default=None,
+        description="a JSONL, JSON, CSV, Parquet or Arrow file, or the directory of a saved dataset",
+    )
+    id: str | None = Field(default=None, description="a dataset of the Hugging Face hub, instead of `path`")
+    revision: str | None = Field(
+        default=None,
+        description="its commit; without one the data may change unnoticed, and the stage is never cached",
+    )
+    subset: str | None = Field(default=None, description="the name of one of its configurations")
+    source_split: str | None = Field(
+        default=None, description="the split to read, of the hub's or of a saved dataset with several"
+    )
+    format: Format | None = Field(
+        default=None, description="what the rows are; recognised from the columns when left out"
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="new names of columns by their old names, such as `{question: prompt}`",
+    )
+    drop_duplicates: bool = Field(default=False, description="keep the first of equal rows only")
+    limit: PositiveInt | None = Field(
+        default=None, description="keep this many rows, chosen by their content rather than by their place"
+    )
+    download: Annotated[bool, VolatileMark()] = Field(
+        default=False, description="let this stage use the network"
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -81,7 +86,10 @@ class Load(Stage):
 
     config = LoadConfig
     target = "posttrain_plugins.data.load:run"
-    tiny: ClassVar[Mapping[str, Any]] = {"limit": 200}
+
+    def shrink(self, config: LoadConfig) -> Mapping[str, Any]:
+        """Two hundred rows at most, in equal parts."""
+        return {"limit": min(config.limit or _TINY_ROWS, _TINY_ROWS), "split": even_split(config.split)}
 
     def outputs(self, config: LoadConfig) -> tuple[Port, ...]:
         """One port for each split, `data` without a split."""

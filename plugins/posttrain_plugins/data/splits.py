@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import canonical
@@ -55,21 +55,28 @@ Fractions = Annotated[dict[str, float] | None, BeforeValidator(_no_counts), Afte
 
 
 class SplitConfig(StageConfig):
-    """The options that splits need.
+    """The options that splits need."""
 
-    Args:
-        split: Names to fractions, such as `{test: 0.05}`; the rest is `train`. Each becomes an output port.
-            Without it there is one port, `data`.
-        split_by: What is hashed: the whole row, or its prompt, so that all answers to a prompt stay together.
-    """
-
-    split: Fractions = None
-    split_by: Literal["row", "prompt"] = "row"
+    split: Fractions = Field(
+        default=None,
+        description="names to fractions, such as `{test: 0.05}`; the rest is `train`; each becomes an output "
+        "port. Without it there is one port, `data`",
+    )
+    split_by: Literal["row", "prompt"] = Field(
+        default="row",
+        description="what is hashed: the whole row, or its prompt, so that all answers to a prompt stay "
+        "together",
+    )
 
 
 def split_ports(config: SplitConfig, formats: frozenset[str]) -> tuple[Port, ...]:
     """Return the output ports."""
     return tuple(Port(name, frozenset({Kind.DATASET}), formats) for name in split_names(config.split))
+
+
+def even_split(split: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Return a split into equal parts: with a handful of rows, a small fraction would stay empty."""
+    return None if split is None else {name: 1 / (len(split) + 1) for name in split}
 
 
 def split_names(split: Mapping[str, float] | None) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from posttrain.artifacts.kinds import DatasetFacts, Kind
 from posttrain.contracts.component import Choice, Uses
@@ -27,23 +27,18 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.formats import FORMATS
 from posttrain_plugins.data.generators import BUILT_IN
 from posttrain_plugins.data.rows import prompt_hash, write_rows
-from posttrain_plugins.data.splits import SplitConfig, divide, split_names, split_ports
+from posttrain_plugins.data.splits import SplitConfig, divide, even_split, split_names, split_ports
 
 _MADE_WHILE_PLANNING = 20_000
+_TINY_ROWS = 100
 
 
 class SyntheticConfig(SplitConfig):
-    """What to generate.
+    """What to generate."""
 
-    Args:
-        generator: The generator and its options.
-        rows: How many rows, before they are split.
-        seed: Seed of the generator.
-    """
-
-    generator: Annotated[Choice, Uses(Group.GENERATOR)]
-    rows: PositiveInt
-    seed: int = 0
+    generator: Annotated[Choice, Uses(Group.GENERATOR)] = Field(description="the generator and its options")
+    rows: PositiveInt = Field(description="how many rows, before they are split")
+    seed: int = Field(default=0, description="seed of the generator")
 
 
 class Synthetic(Stage):
@@ -51,7 +46,10 @@ class Synthetic(Stage):
 
     config = SyntheticConfig
     target = "posttrain_plugins.data.synthetic:run"
-    tiny: ClassVar[Mapping[str, Any]] = {"rows": 100}
+
+    def shrink(self, config: SyntheticConfig) -> Mapping[str, Any]:
+        """A hundred rows at most, in equal parts."""
+        return {"rows": min(config.rows, _TINY_ROWS), "split": even_split(config.split)}
 
     def outputs(self, config: SyntheticConfig) -> tuple[Port, ...]:
         """One port for each split, `data` without a split."""

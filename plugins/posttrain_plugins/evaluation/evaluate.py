@@ -28,26 +28,28 @@ DEFAULT_ANSWER = "answer"
 
 
 class EvaluateConfig(StageConfig):
-    """Options of `evaluate`.
+    """Options of `evaluate`."""
 
-    Attributes:
-        metrics: What to measure. `exact_match` is the share of rows whose greedy answer ends by itself and
-            equals the reference, white space at the ends aside; `perplexity` is that of the reference
-            completion per token. Of a conversation, the last assistant turn counts.
-        answer_column: The column with the reference text; by default the completion, or `answer` in format
-            `prompt`.
-        max_new_tokens: Longest generated answer.
-        limit: Evaluate this many rows, chosen by their content.
-        seed: Which rows `limit` chooses.
-        batch_tokens: Tokens in one batch, padding included; bounds the memory.
-    """
-
-    metrics: tuple[Metric, ...] = Field(default=(Metric.EXACT_MATCH,), min_length=1)
-    answer_column: str | None = None
-    max_new_tokens: int = Field(default=256, ge=1)
-    limit: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
-    batch_tokens: Annotated[int, VolatileMark()] = Field(default=16384, ge=1)
+    metrics: tuple[Metric, ...] = Field(
+        default=(Metric.EXACT_MATCH,),
+        min_length=1,
+        description="what to measure: `exact_match` is the share of rows whose greedy answer ends by itself "
+        "and equals the reference, white space at the ends aside; `perplexity` is that of the "
+        "reference completion per token; of a conversation, the last assistant turn counts",
+    )
+    answer_column: str | None = Field(
+        default=None,
+        description="the column with the reference text; by default the completion, or `answer` in format "
+        "`prompt`",
+    )
+    max_new_tokens: int = Field(default=256, ge=1, description="longest generated answer")
+    limit: int | None = Field(
+        default=None, ge=1, description="evaluate this many rows, chosen by their content"
+    )
+    seed: int = Field(default=0, ge=0, description="which rows `limit` chooses")
+    batch_tokens: Annotated[int, VolatileMark()] = Field(
+        default=16384, ge=1, description="tokens in one batch, padding included; bounds the memory"
+    )
 
     @model_validator(mode="after")
     def _metrics_differ(self) -> Self:

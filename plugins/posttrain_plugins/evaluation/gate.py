@@ -41,25 +41,30 @@ WORDS = {Verdict.COMPLETED: "pass", Verdict.REJECTED: "rejected", Verdict.INCONC
 
 
 class GateConfig(StageConfig):
-    """Options of `gate`.
+    """Options of `gate`."""
 
-    Attributes:
-        metric: What is compared. The improvement in `exact_match` is the difference of the shares; in
-            `perplexity`, where lower is better, the difference in nats per token (0.05 is about 5 % less
-            perplexity).
-        min_improvement: The candidate must be better than the baseline by more than this. Below 0 a candidate
-            passes that is surely not worse by more than so much.
-        threshold: The candidate itself must be better than this value of the metric.
-        confidence: Coverage of the intervals that decide.
-        check_answers: Refuse a score of exactly 0 or 1 that rests on empty or cut-off answers alone: it says
-            that generation failed, not how good the model is. Smoke runs leave this out.
-    """
-
-    metric: Metric = Metric.EXACT_MATCH
-    min_improvement: float = 0.0
-    threshold: float | None = None
-    confidence: float = Field(default=0.95, gt=0.5, lt=1.0)
-    check_answers: bool = True
+    metric: Metric = Field(
+        default=Metric.EXACT_MATCH,
+        description="what is compared; the improvement in `exact_match` is the difference of the shares; in "
+        "`perplexity`, where lower is better, the difference in nats per token (0.05 is about 5 % "
+        "less perplexity)",
+    )
+    min_improvement: float = Field(
+        default=0.0,
+        description="the candidate must be better than the baseline by more than this; below 0 a candidate "
+        "passes that is surely not worse by more than so much",
+    )
+    threshold: float | None = Field(
+        default=None, description="the candidate itself must be better than this value of the metric"
+    )
+    confidence: float = Field(
+        default=0.95, gt=0.5, lt=1.0, description="coverage of the intervals that decide"
+    )
+    check_answers: bool = Field(
+        default=True,
+        description="refuse a score of exactly 0 or 1 that rests on empty or cut-off answers alone: it says "
+        "that generation failed, not how good the model is; smoke runs leave this out",
+    )
 
 
 class Gate(Stage):

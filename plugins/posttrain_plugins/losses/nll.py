@@ -22,5 +22,5 @@ class Nll:
         values = -batch.logp * batch.weight
         return LossOutput(
             terms=[Term(values, Reduction.TOKEN_MEAN)],
-            metrics={"entropy": batch.entropy, "token_accuracy": batch.top1.to(batch.entropy.dtype)},
+            metrics={"token_accuracy": batch.top1.to(batch.entropy.dtype), "entropy": batch.entropy},
         )

@@ -56,10 +56,10 @@ def _diagnostics(batch: PreferenceBatch, beta: float) -> dict[str, Tensor]:
     chosen = beta * (batch.chosen - batch.reference_chosen).detach()
     rejected = beta * (batch.rejected - batch.reference_rejected).detach()
     return {
+        "rewards/accuracy": (chosen > rejected).to(chosen.dtype),
+        "rewards/margin": chosen - rejected,
         "rewards/chosen": chosen,
         "rewards/rejected": rejected,
-        "rewards/margin": chosen - rejected,
-        "rewards/accuracy": (chosen > rejected).to(chosen.dtype),
         "logps/chosen": batch.chosen.detach(),
         "logps/rejected": batch.rejected.detach(),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from posttrain.artifacts.kinds import Kind, PolicyFacts
 from posttrain.contracts.stage import Inputs, Outcome, Port, Prediction, Stage, StageConfig, StageContext
@@ -30,37 +30,32 @@ _SMALLEST_BPE = 256 + len(SPECIAL)
 
 
 class InitConfig(StageConfig):
-    """The model's shape; the names are those of transformers' `LlamaConfig`.
+    """The model's shape; the names are those of transformers' `LlamaConfig`."""
 
-    Args:
-        architecture: The family of models.
-        hidden_size: Width.
-        num_hidden_layers: Layers.
-        num_attention_heads: Attention heads; they divide the width into parts of even size.
-        num_key_value_heads: Heads of keys and values; as many as attention heads when left out.
-        intermediate_size: Width of the feed-forward layers; four times the width when left out.
-        max_position_embeddings: Longest sequence, in tokens.
-        tie_word_embeddings: Use one matrix for input and output embeddings.
-        tokenizer: `character`, one token a character of the data, or `bpe`, byte-level and trained on it.
-        vocab_size: Size of a `bpe` vocabulary.
-        template: The chat template.
-        seed: Seed of the weights.
-        dtype: Precision of the weights.
-    """
-
-    architecture: Literal["llama"] = "llama"
-    hidden_size: PositiveInt = 64
-    num_hidden_layers: PositiveInt = 2
-    num_attention_heads: PositiveInt = 4
-    num_key_value_heads: PositiveInt | None = None
-    intermediate_size: PositiveInt | None = None
-    max_position_embeddings: PositiveInt = 256
-    tie_word_embeddings: bool = True
-    tokenizer: Literal["character", "bpe"] = "character"
-    vocab_size: PositiveInt | None = None
-    template: Literal["chatml"] = "chatml"
-    seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    architecture: Literal["llama"] = Field(default="llama", description="the family of models")
+    hidden_size: PositiveInt = Field(default=64, description="width")
+    num_hidden_layers: PositiveInt = Field(default=2, description="layers")
+    num_attention_heads: PositiveInt = Field(
+        default=4, description="attention heads; they divide the width into parts of even size"
+    )
+    num_key_value_heads: PositiveInt | None = Field(
+        default=None, description="heads of keys and values; as many as attention heads when left out"
+    )
+    intermediate_size: PositiveInt | None = Field(
+        default=None, description="width of the feed-forward layers; four times the width when left out"
+    )
+    max_position_embeddings: PositiveInt = Field(default=256, description="longest sequence, in tokens")
+    tie_word_embeddings: bool = Field(
+        default=True, description="use one matrix for input and output embeddings"
+    )
+    tokenizer: Literal["character", "bpe"] = Field(
+        default="character",
+        description="`character`, one token a character of the data, or `bpe`, byte-level and trained on it",
+    )
+    vocab_size: PositiveInt | None = Field(default=None, description="size of a `bpe` vocabulary")
+    template: Literal["chatml"] = Field(default="chatml", description="the chat template")
+    seed: int = Field(default=0, description="seed of the weights")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="precision of the weights")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -88,7 +83,13 @@ class Init(Stage):
     inputs = (Port(_DATA, frozenset({Kind.DATASET}), many=True),)
     target = "posttrain_plugins.models.init:run"
     preload = ("torch", "transformers")
-    tiny: ClassVar[Mapping[str, Any]] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tiny: ClassVar[Mapping[str, Any]] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": None,
+        "intermediate_size": None,
+    }
 
     def outputs(self, config: InitConfig) -> tuple[Port, ...]:
         """The model."""

@@ -46,31 +46,40 @@ _LOCAL = ("path", "gguf", "template_file")
 
 
 class LoadConfig(StageConfig):
-    """Where the model comes from; exactly one of `path`, `id`, `gguf` and `package`.
+    """Where the model comes from; exactly one of `path`, `id`, `gguf` and `package`."""
 
-    Args:
-        path: A directory in the Hugging Face layout, with safetensors weights.
-        id: A model of the Hugging Face hub.
-        revision: Its commit; without one the model may change unnoticed, and the stage is never cached.
-        gguf: A GGUF file; it is converted once.
-        package: An installed Python package that holds one GGUF file, by its module name.
-        package_version: Its version; filled in with the installed one.
-        dtype: Precision of the weights; left out, they stay as they are (float32 from GGUF).
-        template: Put this chat template in place of the model's own, if any.
-        template_file: The same, from a jinja file.
-        download: Let this stage use the network.
-    """
-
-    path: Annotated[str | None, SourceMark()] = None
-    id: str | None = None
-    revision: str | None = None
-    gguf: Annotated[str | None, SourceMark()] = None
-    package: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    package_version: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    template: Literal["chatml"] | None = None
-    template_file: Annotated[str | None, SourceMark()] = None
-    download: Annotated[bool, VolatileMark()] = False
+    path: Annotated[str | None, SourceMark()] = Field(
+        default=None, description="a directory in the Hugging Face layout, with safetensors weights"
+    )
+    id: str | None = Field(default=None, description="a model of the Hugging Face hub")
+    revision: str | None = Field(
+        default=None,
+        description="its commit; without one the model may change unnoticed, and the stage is never cached",
+    )
+    gguf: Annotated[str | None, SourceMark()] = Field(
+        default=None, description="a GGUF file; it is converted once"
+    )
+    package: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="an installed Python package that holds one GGUF file, by its module name",
+    )
+    package_version: str | None = Field(
+        default=None, description="its version; filled in with the installed one"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        default=None,
+        description="precision of the weights; left out, they stay as they are (float32 from GGUF)",
+    )
+    template: Literal["chatml"] | None = Field(
+        default=None, description="put this chat template in place of the model's own, if any"
+    )
+    template_file: Annotated[str | None, SourceMark()] = Field(
+        default=None, description="the same, from a jinja file"
+    )
+    download: Annotated[bool, VolatileMark()] = Field(
+        default=False, description="let this stage use the network"
+    )
 
     @model_validator(mode="before")
     @classmethod

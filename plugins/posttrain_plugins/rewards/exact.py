@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from posttrain.contracts.component import Config
 from posttrain.contracts.reward import Sample
 
 
 class ExactConfig(Config):
-    """Options of `exact`.
+    """Options of `exact`."""
 
-    Attributes:
-        column: The dataset column that holds the reference answer.
-        strip: Ignore white space at both ends.
-    """
-
-    column: str = "answer"
-    strip: bool = True
+    column: str = Field(default="answer", description="the dataset column that holds the reference answer")
+    strip: bool = Field(default=True, description="ignore white space at both ends")
 
 
 class Exact:

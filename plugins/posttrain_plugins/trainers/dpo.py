@@ -22,7 +22,7 @@ class DpoOptions(TrainingOptions):
     """Options of `train.dpo`."""
 
     learning_rate: float = Field(default=1e-6, gt=0, description="peak learning rate")
-    loss: Annotated[Choice, Uses(Group.LOSS)] = Field(
+    loss: Annotated[Choice, Uses(Group.LOSS, having=(("family", Family.PREFERENCE),))] = Field(
         default=Choice(name="sigmoid"), description="a loss over preference pairs"
     )
 

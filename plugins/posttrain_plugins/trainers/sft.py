@@ -25,7 +25,7 @@ class SftOptions(TrainingOptions):
     """Options of `train.sft`."""
 
     learning_rate: float = Field(default=2e-5, gt=0, description="peak learning rate")
-    loss: Annotated[Choice, Uses(Group.LOSS)] = Field(
+    loss: Annotated[Choice, Uses(Group.LOSS, having=(("family", Family.TOKEN),))] = Field(
         default=Choice(name="nll"), description="a loss over supervised tokens"
     )
 

@@ -82,11 +82,11 @@ class Meter:
 
 def step_means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average the metrics of several steps, each over the steps that have a finite value of it."""
-    names = {name for step in steps for name in step}
+    names = dict.fromkeys(name for step in steps for name in step)
     values = {
         name: [step[name] for step in steps if math.isfinite(step.get(name, math.nan))] for name in names
     }
-    return {name: sum(found) / len(found) for name, found in sorted(values.items()) if found}
+    return {name: sum(found) / len(found) for name, found in values.items() if found}
 
 
 class _Steps(DataLoader[Example]):
@@ -144,8 +144,8 @@ class Loop(transformers.Trainer):
         if not math.isfinite(result.loss):
             raise self._diverged("the loss", result.loss)
         if self.state.global_step == 0:
-            self._check_start({**result.metrics, "loss": result.loss})
-        self.meter.add({**result.metrics, "loss": result.loss})
+            self._check_start({"loss": result.loss, **result.metrics})
+        self.meter.add({"loss": result.loss, **result.metrics})
         self.tokens += result.tokens
         return torch.tensor(result.loss, device=self.args.device)
 

@@ -21,7 +21,7 @@ class OfflineTrainer(Trainer):
 
     target = "posttrain_plugins.training.stage:run"
     preload = ("torch", "transformers.trainer")
-    tiny = {"max_steps": 2, "num_train_epochs": 3.0, "logging_steps": 1}
+    tiny = {"max_steps": 2, "num_train_epochs": None, "logging_steps": 1}
     sequences: ClassVar[int] = 1
     """Sequences of an example, for the estimate of memory."""
 
@@ -62,13 +62,6 @@ class OfflineTrainer(Trainer):
                 model,
                 "`lora` would put a new adapter on a model that already is one",
                 "leave `lora` out to go on training the adapter, or start from its base",
-            )
-        if data.facts.format == "messages" and model.facts.has_template is False:
-            yield _error(
-                "model",
-                model,
-                "the data are conversations but the model has no chat template",
-                "give it one, for example `template: chatml` of `model.load`",
             )
         if config.weight_column is not None and columns is not None and config.weight_column not in columns:
             yield _error(

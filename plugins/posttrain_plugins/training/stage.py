@@ -16,7 +16,7 @@ from posttrain.contracts.component import Component
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.contracts.trainer import Example, Trainer
-from posttrain.errors import Interrupted, PluginError
+from posttrain.errors import Interrupted
 from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.models.policy import Policy, open_policy, save_policy
 from posttrain_plugins.training.batches import DataOrder, longest
@@ -49,7 +49,7 @@ def run(context: StageContext) -> Outcome:
     """
     config: TrainingOptions = context.config
     trainer = _trainer(context)
-    loss = _loss(context, trainer)
+    loss = context.component(context.config.loss, Group.LOSS)
     with deterministic(config.seed), ExitStack() as stack:
         policy = open_policy(context.input("model"), context, dtype="float32", trainable=True)
         prepared = _prepare(context, policy)
@@ -99,18 +99,6 @@ class Session:
 def _trainer(context: StageContext) -> Trainer:
     assert isinstance(context.stage, Trainer), "only trainers have this target"
     return context.stage
-
-
-def _loss(context: StageContext, trainer: Trainer) -> Component:
-    component = context.component(context.config.loss, Group.LOSS)
-    if component.plugin.family is not trainer.family:
-        raise PluginError(
-            f"the loss `{component.name}` does not suit this trainer",
-            where=f"{context.node}: loss",
-            found=f"a loss for {component.plugin.family} batches",
-            expected=f"one for {trainer.family} batches",
-        )
-    return component
 
 
 def _prepare(context: StageContext, policy: Policy) -> Prepared:
