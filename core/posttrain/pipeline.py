@@ -19,31 +19,25 @@ from posttrain.artifacts.store import Store
 from posttrain.contracts.registration import Group
 from posttrain.contracts.runner import Runner
 from posttrain.errors import SpecError, StoreError
+from posttrain.execution.arrears import catch_up
 from posttrain.execution.projection import Projection
-from posttrain.execution.records import RunRecord, create_run, find_run, list_runs, require_resumable
+from posttrain.execution.records import RunRecord, create_run
+from posttrain.execution.resumption import resumable
 from posttrain.execution.run import LauncherName, Observer, PipelineRun
 from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import RunReport, execute, grace_seconds
 from posttrain.planning.graph import Graph, build_graph, select
+from posttrain.planning.guards import require_usable
 from posttrain.planning.overrides import override
-from posttrain.planning.plan import Plan, require_allowed
+from posttrain.planning.parsing import Resolved, parse, resolved, snapshot, spec_digest
+from posttrain.planning.plan import Plan, Standing, require_allowed
 from posttrain.planning.planner import Planner
-from posttrain.planning.problems import did_you_mean, listed
 from posttrain.planning.source import Source, load
-from posttrain.planning.spec import (
-    PipelineSpec,
-    Resolved,
-    StageDefaults,
-    StageSpec,
-    parse,
-    resolved,
-    snapshot,
-    spec_digest,
-)
+from posttrain.planning.spec import PipelineSpec, StageDefaults, StageSpec
 from posttrain.planning.tiny import shrunk
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.discovery import discover
-from posttrain.registry.isolation import Failure, isolated
+from posttrain.wording import did_you_mean, listed
 
 __all__ = ["Pipeline", "Selection", "require_allowed"]
 
@@ -147,8 +141,14 @@ class Pipeline:
 
     @cached_property
     def catalogue(self) -> Catalogue:
-        """The plugins this pipeline sees."""
-        return discover(self.plugin_files)
+        """The plugins this pipeline sees.
+
+        Raises:
+            SpecProblems: A plugin file of the pipeline cannot be used; other people's plugins only give warnings.
+        """
+        found = discover(self.plugin_files)
+        require_usable(found, self.plugin_files, self.source)
+        return found
 
     @property
     def warnings(self) -> list[str]:
@@ -165,7 +165,7 @@ class Pipeline:
         return self._graph(self.resolved(tiny=selection.tiny), selection)
 
     def _graph(self, spec: Resolved, selection: Selection) -> Graph:
-        whole = build_graph(spec, self.catalogue, self.base)
+        whole = build_graph(spec, self.catalogue, self.base, self.name)
         return select(whole, only=selection.only, start=selection.start)
 
     def plan(self, workspace: Path | None = None, selection: Selection = Selection()) -> Plan:
@@ -207,7 +207,7 @@ class Pipeline:
         require_allowed(plan)
         chosen = self._runner(runner)
         record = create_run(workspace, self._record(selection, runner, plan), plan.as_dict())
-        return self._execute(record, plan.graph, plan.spec_digest, chosen, observer, track, resumed=False)
+        return self._execute(record, plan, chosen, observer, track, resumed=False)
 
     @classmethod
     def resume(
@@ -222,15 +222,13 @@ class Pipeline:
         """Go on with a run that was interrupted, killed, or failed: the newest such one, or the one named.
 
         Raises:
-            StoreError: There is no such run, it is running, or it is completed.
+            StoreError: There is no such run, it is running, or there is nothing left to do.
         """
-        record = find_run(workspace, run)
-        require_resumable(record)
+        record = resumable(workspace, run)
         pipeline, selection, recorded = cls.recorded(record)
         chosen = pipeline._runner(runner or recorded)
-        digest = spec_digest(pipeline.spec)
-        graph = pipeline.graph(selection)
-        return pipeline._execute(record, graph, digest, chosen, observer, track, resumed=True)
+        plan = pipeline.plan(record.workspace, selection)
+        return pipeline._execute(record, plan, chosen, observer, track, resumed=True)
 
     @classmethod
     def recorded(cls, record: RunRecord) -> tuple[Pipeline, Selection, str | None]:
@@ -268,7 +266,8 @@ class Pipeline:
         """
         registered = self.catalogue.names(Group.RUNNER)
         if name is None:
-            return DEFAULT_RUNNER if DEFAULT_RUNNER in registered else "sequential"
+            found = DEFAULT_RUNNER in registered and self._usable(Group.RUNNER, DEFAULT_RUNNER)
+            return DEFAULT_RUNNER if found else "sequential"
         known = list(dict.fromkeys([*_CORE_RUNNERS, *registered]))
         if name not in known:
             expected, fix = f"one of {listed(known)}", did_you_mean(name, known)
@@ -287,8 +286,7 @@ class Pipeline:
     def _execute(
         self,
         record: RunRecord,
-        graph: Graph,
-        digest: str,
+        plan: Plan,
         chosen: tuple[str, Runner, LauncherName],
         observer: Observer | None,
         track: bool,
@@ -297,10 +295,11 @@ class Pipeline:
     ) -> RunReport:
         name, runner, launcher = chosen
         run = PipelineRun(
-            graph,
+            plan.graph,
             self.catalogue,
             record,
-            spec_digest=digest,
+            spec_digest=plan.spec_digest,
+            expected=[node.node for node in plan.nodes.values() if node.standing is not Standing.CACHED],
             plugins=self.plugin_files,
             launcher=launcher,
             observer=observer,
@@ -313,31 +312,23 @@ class Pipeline:
             return execute(run, runner, pipeline=self.name, runner_name=name, resumed=resumed)
 
     def trackers(self) -> dict[str, Callable[[], Any]]:
-        """Return what makes each registered tracker."""
+        """Return what makes each registered tracker whose libraries are installed."""
         return {
             name: partial(self.catalogue.make, Group.TRACKER, name)
             for name in self.catalogue.names(Group.TRACKER)
+            if self._usable(Group.TRACKER, name)
         }
 
+    def _usable(self, group: Group, name: str) -> bool:
+        return self.catalogue.entry(group, name).registration.usable
+
     def catch_up(self, workspace: Path) -> list[str]:
-        """Bring trackers up to date with past runs where they lack something.
+        """Bring trackers up to date with the newest 20 runs where they lack something; `posttrain sync` does all.
 
         Returns:
-            A note for each tracker that failed; it imports nothing heavy while nothing is lacking.
+            A note for each run or tracker that failed; it imports nothing heavy while nothing is lacking.
         """
-        notes = []
-        for name, make in self.trackers().items():
-            failure = isolated(f"tracker {name}", "", partial(_catch_up, make, workspace), redirect=False)
-            if isinstance(failure, Failure):
-                notes.append(f"{name} lacks past runs ({failure.error}); `posttrain sync` replays them")
-        return notes
-
-
-def _catch_up(make: Callable[[], Any], workspace: Path) -> None:
-    tracker = make()
-    for record in list_runs(workspace):
-        if not record.live and tracker.behind(workspace, record.run):
-            tracker.sync(workspace, record.run)
+        return catch_up(self.trackers(), workspace)
 
 
 def _plain(parts: Mapping[str, Any]) -> dict[str, Any]:

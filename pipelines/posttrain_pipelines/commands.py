@@ -2,80 +2,95 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, print_json, reserved, say, warn
 from posttrain.errors import PosttrainError
 from posttrain.execution.records import find_run, list_runs
+from posttrain.planning.secrets import Redactor
 from posttrain_pipelines import services
-
-Workspace = Annotated[Path, typer.Option(help="The workspace directory.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+from posttrain_pipelines.tracking.connection import without_login
 
 
 def sync(
     run: Annotated[str | None, typer.Argument(help="A run; all of them when left out.")] = None,
-    workspace: Workspace = Path(".posttrain"),
-    as_json: AsJson = False,
+    workspace: Workspace = DEFAULT_WORKSPACE,
+    as_json: Json = False,
 ) -> None:
     """Bring MLflow up to date with the records of past runs."""
-    from posttrain_pipelines.tracking.tracker import MlflowTracker
-
-    workspace = workspace.absolute()
-    tracker = MlflowTracker()
-    behind = [name for name in _runs(workspace, run) if tracker.behind(workspace, name)]
-    problems = {}
-    for name in behind:
-        try:
-            tracker.sync(workspace, name)
-        except PosttrainError as error:
-            problems[name] = error
-    synced = [name for name in behind if name not in problems]
+    with reserved(as_json):
+        synced, remarks, problems = _replay(workspace.absolute(), run)
     if as_json:
-        _say(
-            json.dumps(
-                {"synced": synced, "failed": {name: problem.as_dict() for name, problem in problems.items()}}
-            )
-        )
+        print_json({"synced": synced, "remarks": remarks, "failed": problems})
     else:
-        _say(f"brought up to date: {', '.join(synced)}" if synced else "nothing to bring up to date")
+        say(f"brought up to date: {', '.join(synced)}" if synced else "nothing to bring up to date")
+        warn(remarks)
         for name, problem in problems.items():
-            _say(f"{name}: {problem}")
+            say(f"{name}: {_line(problem)}")
     if problems:
         raise typer.Exit(1)
 
 
-def ui(workspace: Workspace = Path(".posttrain"), as_json: AsJson = False) -> None:
+def _replay(workspace: Path, run: str | None) -> tuple[list[str], list[str], dict[str, dict[str, Any]]]:
+    """Sync the runs that are behind, oldest first: models get linked to the runs that made them.
+
+    Returns:
+        The runs that were synced, remarks each once, and what kept the others back: one damaged run must not
+        hold up the rest.
+    """
+    from posttrain_pipelines.tracking.tracker import MlflowTracker
+
+    tracker = MlflowTracker()
+    synced: list[str] = []
+    remarks: dict[str, None] = {}
+    problems: dict[str, dict[str, Any]] = {}
+    for record in list_runs(workspace) if run is None else [find_run(workspace, run)]:
+        try:
+            if tracker.behind(workspace, record.run):
+                remarks |= dict.fromkeys(tracker.sync(workspace, record.run))
+                synced.append(record.run)
+        except PosttrainError as error:
+            problems[record.run] = error.as_dict()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others are looked at
+            problems[record.run] = {"message": Redactor([]).text(f"{type(error).__name__}: {error}")}
+    return synced, list(remarks), problems
+
+
+def _line(problem: dict[str, Any]) -> str:
+    found = problem.get("found")
+    return str(problem["message"]) + (f" ({found})" if found else "")
+
+
+def ui(workspace: Workspace = DEFAULT_WORKSPACE, as_json: Json = False) -> None:
     """Start the pages of Prefect and MLflow on this machine; `posttrain down` stops them."""
     from posttrain_pipelines.flow import server as prefect
     from posttrain_pipelines.tracking import server as mlflow
 
     workspace = workspace.absolute()
-    pages = {
-        "prefect": prefect.configured_api() or prefect.ensure_server(workspace).url,
-        "mlflow": mlflow.configured_server() or mlflow.ensure_server(workspace).url,
-    }
+    configured = prefect.configured_api()
+    with reserved(as_json):
+        pages = {
+            "prefect": without_login(configured) if configured else prefect.ensure_server(workspace).url,
+            "mlflow": mlflow.configured_server() or mlflow.ensure_server(workspace).url,
+        }
     pages = {name: url.removesuffix("/api") for name, url in pages.items()}
-    _say(json.dumps(pages) if as_json else "\n".join(f"{name:8} {url}" for name, url in pages.items()))
+    password = None if configured else str(prefect.token_file(workspace))
+    if as_json:
+        print_json({**pages, "prefect_password_file": password})
+        return
+    for name, url in pages.items():
+        say(f"{name:8} {url}")
+    if password:
+        say(f"Prefect's page asks for a password: the line in {password}")
 
 
-def down(workspace: Workspace = Path(".posttrain"), as_json: AsJson = False) -> None:
+def down(workspace: Workspace = DEFAULT_WORKSPACE, as_json: Json = False) -> None:
     """Stop the local servers that were started here."""
     stopped = [service.name for service in services.stop(workspace.absolute())]
     if as_json:
-        _say(json.dumps({"stopped": stopped}))
+        print_json({"stopped": stopped})
     else:
-        _say(f"stopped: {', '.join(stopped)}" if stopped else "no server was running")
-
-
-def _runs(workspace: Path, run: str | None) -> list[str]:
-    """Return the runs to look at, oldest first: models get linked to the runs that made them."""
-    return [record.run for record in (list_runs(workspace) if run is None else [find_run(workspace, run)])]
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+        say(f"stopped: {', '.join(stopped)}" if stopped else "no server was running")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 
 from posttrain import Registration, hookimpl
@@ -17,7 +19,10 @@ def posttrain_runners() -> list[Registration]:
     """The Prefect runner."""
     return [
         Registration(
-            "prefect", "A Prefect flow with one task for each node", f"{_HERE}.flow.runner:PrefectRunner"
+            "prefect",
+            "A Prefect flow with one task for each node",
+            f"{_HERE}.flow.runner:PrefectRunner",
+            requires=("prefect",),
         )
     ]
 
@@ -27,7 +32,10 @@ def posttrain_trackers() -> list[Registration]:
     """The MLflow tracker."""
     return [
         Registration(
-            "mlflow", "Runs, lineage and models in MLflow", f"{_HERE}.tracking.tracker:MlflowTracker"
+            "mlflow",
+            "Runs, lineage and models in MLflow",
+            f"{_HERE}.tracking.tracker:MlflowTracker",
+            requires=("mlflow",),
         )
     ]
 
@@ -52,11 +60,14 @@ def posttrain_commands() -> list[Registration]:
 
 @hookimpl
 def posttrain_recipes() -> list[Registration]:
-    """The shipped pipeline files; the first comment line of each says what it is."""
+    """The shipped pipeline files; the first sentence of the comment at the top says what each is."""
     return [Registration(path.stem, _summary(path), str(path)) for path in sorted(_RECIPES.glob("*.yaml"))]
 
 
 def _summary(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        first = file.readline().strip()
-    return first.lstrip("# ").rstrip(".") if first.startswith("#") else path.stem
+    """Return the first sentence of the comment that a file begins with, else the file's name."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    paragraph = itertools.takewhile(lambda line: line.lstrip("# "), lines)
+    comment = itertools.takewhile(lambda line: line.startswith("#"), paragraph)
+    text = " ".join(line.lstrip("# ").rstrip() for line in comment)
+    return re.split(r"\.(?=\s|$)", text)[0] or path.stem

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from posttrain.artifacts.files import write_durably
-from posttrain.artifacts.locks import acquire
+from posttrain.artifacts.locks import KeyLock, acquire, attempt
 from posttrain.errors import PosttrainError
-from posttrain_pipelines.processes import alive, start_time, terminate
+from posttrain_pipelines.processes import alive, group_alive, start_time, terminate
 
 HOST = "127.0.0.1"
 KEPT = (
@@ -34,6 +36,9 @@ KEPT = (
 """All that a server inherits of the environment, so that it holds no secret."""
 TRIES = 3
 """A free port may be taken by another process before the server binds it."""
+PATIENCE = 60.0
+"""Seconds for which a living server may be silent, on a machine that is busy, before it is replaced."""
+_PAUSE = 0.1
 
 
 class ServiceError(PosttrainError):
@@ -65,7 +70,7 @@ class ServiceSpec:
 
 @dataclass(frozen=True)
 class Service:
-    """A server that was started; `started` is the start time of its process in seconds since the epoch."""
+    """A server that was started; `started` is what `start_time` says of its process."""
 
     name: str
     url: str
@@ -78,41 +83,102 @@ class Service:
         """Whether the very process still runs."""
         return alive(self.pid, self.started)
 
+    @property
+    def remains(self) -> bool:
+        """Whether the process or a process that it started still runs."""
+        return group_alive(self.pid, self.started)
 
-def ensure(workspace: Path, spec: ServiceSpec) -> Service:
+
+def ensure(
+    workspace: Path,
+    spec: ServiceSpec,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    note: Callable[[str], None] = lambda message: None,
+) -> Service:
     """Return the running server, or start one. Two callers at once get the same server.
 
+    Args:
+        workspace: The `.posttrain` directory.
+        spec: The server.
+        stopping: Asked while waiting; once it is true, waiting ends.
+        note: Told when a record cannot be read.
+
     Raises:
-        ServiceError: It ended by itself or did not answer in time.
+        ServiceError: It ended by itself, did not answer in time, or waiting was ended.
     """
     directory = workspace / "services"
-    with acquire(directory / f"{spec.name}.lock"):
-        known = recorded(workspace).get(spec.name)
-        if known and known.alive and known.version == spec.version and healthy(known, spec):
+    with _acquire(directory / f"{spec.name}.lock", spec, stopping):
+        record = directory / f"{spec.name}.json"
+        known = _read(record)
+        if known is None and record.exists():
+            note(
+                f"the record of the local {spec.name} server cannot be read ({record}): starting another one"
+            )
+        if known and known.version == spec.version and _still_answers(known, spec, stopping):
             return known
         if known:
             terminate(known.pid, known.started)
-        service = _start(directory, spec)
-        write_durably(directory / f"{spec.name}.json", json.dumps(asdict(service), indent=2).encode() + b"\n")
+        service = _start(directory, spec, stopping)
+        write_durably(record, json.dumps(asdict(service), indent=2).encode() + b"\n")
         return service
 
 
 def recorded(workspace: Path) -> dict[str, Service]:
-    """Return the servers on record by name, dead or alive."""
+    """Return the servers on record by name, dead or alive; a record that cannot be read counts as none."""
     records = sorted((workspace / "services").glob("*.json"))
-    return {record.stem: Service(**json.loads(record.read_text())) for record in records}
+    return {record.stem: service for record in records if (service := _read(record)) is not None}
 
 
 def stop(workspace: Path) -> list[Service]:
-    """Stop every recorded server of the workspace and return those that were running."""
+    """Stop every recorded server of the workspace and return those of which something was running.
+
+    The record of a server that cannot be ended stays.
+    """
     stopped = []
-    for name, service in recorded(workspace).items():
-        with acquire(workspace / "services" / f"{name}.lock"):
-            if service.alive:
+    for record in sorted((workspace / "services").glob("*.json")):
+        with acquire(record.with_suffix(".lock")):
+            service = _read(record)
+            if service is not None and service.remains:
                 terminate(service.pid, service.started)
                 stopped.append(service)
-            (workspace / "services" / f"{name}.json").unlink(missing_ok=True)
+            if service is None or not service.remains:
+                record.unlink(missing_ok=True)
     return stopped
+
+
+def _read(record: Path) -> Service | None:
+    """Return the server on record. None: there is no record, or none that can be trusted with a pid."""
+    try:
+        service = TypeAdapter(Service).validate_json(record.read_bytes(), strict=True)
+    except (FileNotFoundError, ValidationError):
+        return None
+    return service if service.pid > 1 else None
+
+
+def _acquire(path: Path, spec: ServiceSpec, stopping: Callable[[], bool]) -> KeyLock:
+    while (lock := attempt(path)) is None:
+        _go_on(spec, stopping)
+        time.sleep(_PAUSE)
+    return lock
+
+
+def _go_on(spec: ServiceSpec, stopping: Callable[[], bool]) -> None:
+    if stopping():
+        raise ServiceError(f"the run was stopped while the local {spec.name} server was not up yet")
+
+
+def _still_answers(service: Service, spec: ServiceSpec, stopping: Callable[[], bool]) -> bool:
+    """Whether a server that was up once still is: silence counts only when it lasts or the process is gone."""
+    deadline = time.monotonic() + PATIENCE
+    while service.alive:
+        if healthy(service, spec):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        _go_on(spec, stopping)
+        time.sleep(_PAUSE)
+    return False
 
 
 def healthy(service: Service, spec: ServiceSpec) -> bool:
@@ -131,12 +197,12 @@ def answers(url: str, timeout: float = 5.0) -> bool:
         return False
 
 
-def _start(directory: Path, spec: ServiceSpec) -> Service:
+def _start(directory: Path, spec: ServiceSpec, stopping: Callable[[], bool]) -> Service:
     log = directory / f"{spec.name}.log"
     for _ in range(TRIES):
         port = _free_port()
         service = _launch(log, spec, port)
-        if service and _wait(service, spec):
+        if service and _wait(service, spec, stopping):
             return service
     raise ServiceError(
         f"the local {spec.name} server did not start",
@@ -169,15 +235,20 @@ def _launch(log: Path, spec: ServiceSpec, port: int) -> Service | None:
     return Service(spec.name, f"http://{HOST}:{port}{spec.path}", pid, started, spec.version)
 
 
-def _wait(service: Service, spec: ServiceSpec) -> bool:
-    """Wait for health. False: the process ended by itself. A server that hangs is ended and raises."""
+def _wait(service: Service, spec: ServiceSpec, stopping: Callable[[], bool]) -> bool:
+    """Wait for health. False: the process ended by itself. A server that never came up is ended."""
     deadline = time.monotonic() + spec.patience
-    while time.monotonic() < deadline:
-        if not service.alive:
-            return False
-        if healthy(service, spec):
-            return True
-        time.sleep(0.1)
+    try:
+        while time.monotonic() < deadline:
+            if not service.alive:
+                return False
+            if healthy(service, spec):
+                return True
+            _go_on(spec, stopping)
+            time.sleep(_PAUSE)
+    except BaseException:
+        terminate(service.pid, service.started)
+        raise
     terminate(service.pid, service.started)
     raise ServiceError(
         f"the local {service.name} server does not answer",

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from helpers.stores import commit, key_record, snapshot, write
 
+from posttrain.artifacts import gc
 from posttrain.artifacts.aliases import Aliases
 from posttrain.artifacts.gc import GcReport, collect
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
+from posttrain.artifacts.locks import acquire
 from posttrain.artifacts.manifest import Artifact
 from posttrain.artifacts.store import Store
 from posttrain.errors import StoreError
@@ -173,16 +175,65 @@ def test_a_run_that_has_not_ended_is_not_dropped(store: Store, resumed: bool) ->
     assert list(store.digests()) == [made.digest]
 
 
-def test_a_damaged_journal_or_registry_stops_the_collection(store: Store) -> None:
+def damage(journal: Path) -> None:
+    """Make every line unreadable; what it refers to still stands in it."""
+    journal.write_bytes(journal.read_bytes().replace(b'{"time"', b'"time"'))
+
+
+def test_a_damaged_journal_is_noted_and_what_can_be_read_in_it_stays(store: Store) -> None:
+    made, other = dataset(store, "made"), dataset(store, "other")
+    finished(store, "r1", "a" * 64, made)
+    journal = store.workspace / "runs" / "r1" / "journal.jsonl"
+    damage(journal)
+    report = collect(store.workspace, dry_run=False)
+    (note,) = report.notes
+    assert note.startswith(f"{journal}:3: this journal is damaged")
+    assert list(store.digests()) == [made.digest] and store.lookup("a" * 64) is not None
+    assert names(report, "objects") == {other.ref}
+
+
+def test_a_run_with_a_damaged_journal_can_be_dropped_unless_it_lives(store: Store) -> None:
+    made = dataset(store, "made")
+    finished(store, "r1", "a" * 64, made)
+    directory = store.workspace / "runs" / "r1"
+    damage(directory / "journal.jsonl")
+    with acquire(directory / "run.lock"), pytest.raises(StoreError, match="has not ended"):
+        collect(store.workspace, dry_run=False, drop_runs=["r1"])
+    collect(store.workspace, dry_run=False, drop_runs=["r1"])
+    assert not directory.exists() and list(store.digests()) == []
+
+
+def test_a_node_that_ends_during_the_survey_keeps_its_outputs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is looked at first, a key is found locked or its end is found in the journal."""
+    journal = start(store, "r1")
+    old = dataset(store, "old")
+    age(old.path)
+    lock = acquire(store.lock_file("k"))
+    looks = 0
+
+    def ending(look: Any) -> Any:
+        def once(*arguments: Any) -> Any:
+            nonlocal looks
+            found = look(*arguments)
+            looks += 1
+            if looks == 1:
+                journal.append(node_ended("k", {"data": old.digest}))
+                lock.close()
+            return found
+
+        return once
+
+    monkeypatch.setattr(gc, "_held_keys", ending(gc._held_keys))
+    monkeypatch.setattr(gc, "_read_run", ending(gc._read_run))
+    assert collect(store.workspace, dry_run=False).objects == ()
+    assert looks == 2 and list(store.digests()) == [old.digest]
+
+
+def test_a_damaged_registry_stops_the_collection(store: Store) -> None:
     made = dataset(store, "made")
     finished(store, "r1", "k", made)
-    journal = store.workspace / "runs" / "r1" / "journal.jsonl"
-    whole = journal.read_bytes()
-    journal.write_bytes(whole.replace(b'{"time"', b'"time"', 1))
-    with pytest.raises(StoreError, match="journal is damaged") as caught:
-        collect(store.workspace, dry_run=False)
-    assert caught.value.where == f"{journal}:1"
-    journal.write_bytes(whole)
     (store.workspace / "aliases").mkdir()
     (store.workspace / "aliases" / "helper.json").write_text("[]")
     with pytest.raises(StoreError, match="registry file is damaged"):

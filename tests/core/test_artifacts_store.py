@@ -64,7 +64,14 @@ def test_a_committed_artifact_by_hand(store: Store) -> None:
         name: {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in ROWS.items()
     }
-    facts = {"type": "dataset", "format": "text", "columns": None, "rows": 1, "policy": None}
+    facts = {
+        "type": "dataset",
+        "format": "text",
+        "columns": None,
+        "rows": 1,
+        "policy": None,
+        "conversational": None,
+    }
     content = {
         "schema_version": 1,
         "kind": "dataset",

@@ -14,7 +14,7 @@ from helpers.plugins import install, write_distribution
 from posttrain import __version__
 from posttrain.cli import output
 from posttrain_pipelines.tracking import watermark
-from posttrain_pipelines.tracking.connection import tracking_uri
+from posttrain_pipelines.tracking.tracker import complete
 
 VERB = """
 import posttrain
@@ -247,9 +247,4 @@ def test_a_cached_run_imports_nothing_heavy_and_makes_no_run(monkeypatch: pytest
 def tracked(run: str) -> None:
     """Note, as the MLflow tracker does after a sync, that its server has all of this run."""
     workspace = Path(".posttrain").absolute()
-    note = {
-        "uri": tracking_uri(workspace),
-        "sources": watermark.sources(workspace, run),
-        "status": "completed",
-    }
-    watermark.write(workspace, run, note)
+    watermark.write(workspace, run, {**complete(workspace, run), "status": "completed"})

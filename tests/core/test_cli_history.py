@@ -71,6 +71,26 @@ class TestStatus:
         assert shown.count("no way") == 1
         assert "skipped" in shown
 
+    def test_suggests_no_run_that_a_later_one_of_its_pipeline_made_up_for(self, chain: Path) -> None:
+        command("run", chain, "--runner", "process", "--set", "stages.sft.with.fail=no way")
+        unfinished = find_run(WORKSPACE).run
+        run(write_pipeline(Path("other.yaml"), CHAIN))
+        assert f"go on with `posttrain resume {unfinished}`" in command("status").out
+        run(chain, "--set", "stages.sft.with.seed=3")
+        assert "go on with" not in command("status").out
+
+    def test_a_damaged_run_hides_no_other(self, chain: Path) -> None:
+        first, second = run(chain)["run"], run(chain, "--set", "stages.sft.with.seed=3")["run"]
+        (WORKSPACE / "runs" / first / "journal.jsonl").write_text("{}\n{}\n")
+        told = command("status")
+        assert told.code == 0
+        rows = {line.split()[0]: line.split()[1:] for line in told.out.splitlines() if line.strip()}
+        assert rows[first][0] == "damaged" and rows[second][:2] == ["chain", "completed"]
+        assert f"warning: run {first}: " in told.err and "this journal is damaged" in told.err
+        shown = parsed(command("status", "--json"))["runs"]
+        assert [each["status"] for each in shown] == ["damaged", "completed"]
+        assert "this journal is damaged" in shown[0]["damage"]["message"]
+
     def test_of_an_unknown_run_is_an_error(self, chain: Path) -> None:
         run(chain)
         told = command("status", "nosuch")

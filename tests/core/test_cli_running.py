@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from helpers.planning import CHAIN, PLUGIN, Told, command, write_pipeline
+from helpers.plugins import install, write_distribution
 
+from posttrain.execution import arrears
 from posttrain.execution.records import find_run, list_runs
 
 WORKSPACE = Path(".posttrain")
@@ -208,11 +210,50 @@ class TestRun:
         told = command("run", chain, "--runner", "slurm")
         assert told.code == 2 and "--runner: there is no such runner" in told.err
 
-    def test_broken_plugins_are_warned_about(self) -> None:
-        Path("bad.py").write_text("raise RuntimeError('no')\n")
-        file = write_pipeline(
-            Path("p.yaml"), "stages:\n  a: {uses: try/rows}\n", [PLUGIN, Path("bad.py").absolute()]
+    def test_what_is_denied_on_purpose_is_no_warning(self, chain: Path) -> None:
+        assert command("plan", chain).err == ""
+        assert parsed(command("plan", chain, "--json"))["warnings"] == []
+        told = command("sync")
+        assert told.code == 2 and "denied by POSTTRAIN_DISABLE_PLUGINS" in told.err, (
+            "it may be what is missing"
         )
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("raise RuntimeError('no')\n", "import-error: RuntimeError: no"),
+            ("x = 1\n", "invalid: POSTTRAIN_API is missing"),
+            (None, "import-error: FileNotFoundError"),
+        ],
+    )
+    def test_a_plugin_file_of_the_pipeline_that_cannot_be_used_ends_it(
+        self, text: str | None, message: str
+    ) -> None:
+        if text is not None:
+            Path("guard.py").write_text(text)
+        file = write_pipeline(Path("p.yaml"), CHAIN, [PLUGIN, Path("guard.py")])
+        for told in (command("plan", file), run(file), command("plan", file, "--json")):
+            assert told.code == 2
+            assert f"error: p.yaml:3:5: this plugin file cannot be used: {message}" in told.err
+            assert "Traceback" not in told.err
+        assert not WORKSPACE.exists()
+        told = command("plugins", "check", "--file", "guard.py")
+        assert told.code != 0 and message.partition(": ")[2] in told.out + told.err
+
+    def test_a_name_that_no_file_has_is_refused(self) -> None:
+        file = Path("p.yaml")
+        file.write_text('plugins: ["a\\0b.py"]\nstages: {a: {uses: x.y}}\n')
+        told = command("plan", file)
+        assert told.code == 2 and "error: p.yaml:1:11: this cannot be the name of a file" in told.err
+
+    def test_broken_distributions_are_warned_about(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        site = tmp_path / "site"
+        site.mkdir()
+        write_distribution(site, "bad", "raise RuntimeError('no')\n")
+        install(site, monkeypatch)
+        file = write_pipeline(Path("p.yaml"), "stages:\n  a: {uses: try/rows}\n")
         for verb in (("plan", file), ("run", file, "--runner", "inline")):
             told = command(*verb)
             assert told.code == 0
@@ -263,9 +304,46 @@ class TestNothingToDo:
         assert told.code == 0 and told.out.count("refused") == 1
         told = run(file)
         assert told.code == 0
-        assert "warning: book lacks past runs (ConnectionError: refused)" in told.err
+        assert f"warning: book lacks run {find_run(WORKSPACE).run} (ConnectionError: refused)" in told.err
         (note,) = parsed(run(file, "--json"))["notes"]
         assert "posttrain sync" in note
+
+    def test_a_bad_run_keeps_no_other_from_the_trackers(self) -> None:
+        picky = """
+        if run == sorted(path.name for path in (workspace / "runs").iterdir())[0]:
+            raise ValueError(f"{run} is damaged")
+        (workspace / f"synced-{run}").write_text("x")"""
+        Path("book.py").write_text(TRACKER.replace("        SYNC", picky.strip("\n")))
+        file = write_pipeline(Path("p.yaml"), CHAIN, [PLUGIN, Path("book.py").absolute()])
+        for seed in range(3):
+            assert run(file, "--set", f"stages.sft.with.seed={seed}").code == 0
+        first, *others = [record.run for record in list_runs(WORKSPACE)]
+        for name in others:
+            (WORKSPACE / f"synced-{name}").unlink()
+        told = run(file)
+        assert told.code == 0
+        assert f"warning: book lacks run {first} (ValueError: {first} is damaged)" in told.err
+        assert all((WORKSPACE / f"synced-{name}").exists() for name in others)
+
+    def test_what_befalls_all_runs_is_told_once(self) -> None:
+        Path("book.py").write_text(FAILING)
+        file = write_pipeline(Path("p.yaml"), CHAIN, [PLUGIN, Path("book.py").absolute()])
+        for seed in range(3):
+            run(file, "--set", f"stages.sft.with.seed={seed}")
+        (note,) = parsed(run(file, "--json"))["notes"]
+        assert note.startswith("book lacks past runs (ConnectionError: refused)")
+
+    def test_the_newest_runs_alone_are_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("book.py").write_text(WORKING)
+        file = write_pipeline(Path("p.yaml"), CHAIN, [PLUGIN, Path("book.py").absolute()])
+        for seed in range(3):
+            run(file, "--set", f"stages.sft.with.seed={seed}")
+        for path in WORKSPACE.glob("synced-*"):
+            path.unlink()
+        monkeypatch.setattr(arrears, "NEWEST", 2)
+        assert run(file).code == 0
+        names = [record.run for record in list_runs(WORKSPACE)]
+        assert sorted(path.name for path in WORKSPACE.glob("synced-*")) == [f"synced-{n}" for n in names[1:]]
 
 
 class TestSecrets:

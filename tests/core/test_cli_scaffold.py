@@ -35,6 +35,10 @@ def test_recipes_are_listed() -> None:
     assert [recipe["name"] for recipe in listed] == RECIPES
     assert all(Path(recipe["file"]).is_file() for recipe in listed)
     assert "quickstart" in command("recipes").out
+    (quickstart,) = [recipe["summary"] for recipe in listed if recipe["name"] == "quickstart"]
+    assert quickstart.endswith("then from its own right and wrong answers"), (
+        "a whole sentence, and only the first"
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,9 +14,9 @@ import pytest
 from helpers.lab import Lab, child_command, eventually, gone, marked
 
 from posttrain.contracts.runner import NodeStatus
-from posttrain.errors import ExitCode
-from posttrain.execution.journal import RunStarted, read_journal
-from posttrain.execution.records import find_run, run_state
+from posttrain.errors import ExitCode, StoreError
+from posttrain.execution.journal import Journal, RunNote, RunStarted, read_journal
+from posttrain.execution.records import find_run, list_runs, require_resumable, run_state
 
 LAUNCHERS = ["process", "auto"]
 STEPS = 12
@@ -189,3 +190,62 @@ def test_a_worker_holds_its_key_until_it_is_dead(tmp_path: Path) -> None:
     eventually(lambda: gone(worker) and gone(grandchild))
     thread.join(timeout=60)
     assert done and done[0].exit_code == ExitCode.OK
+
+
+TORN = b'{"time": 1.0, "type": "node-ended", "node": "ro'
+
+
+@pytest.mark.parametrize("tail", [TORN, b'{"type": "note", "message": "whole but for its end"}'])
+def test_a_torn_line_is_cut_off_before_a_resume_writes(tmp_path: Path, tail: bytes) -> None:
+    lab = Lab(tmp_path)
+    chain = {"rows": {"uses": "test/write"}, "more": {"uses": "test/copy", "inputs": {"data": "rows"}}}
+    lab.run(chain)
+    record = find_run(lab.workspace)
+    journal = record.directory / "journal.jsonl"
+    begun, *_ = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(begun + tail)
+    assert run_state(record).status == "killed"
+    assert lab.resume(chain).exit_code == ExitCode.OK
+    assert run_state(record).status == "completed"
+    assert journal.read_bytes().startswith(begun + b'{"time"')
+
+
+@pytest.mark.parametrize("after", [0, 7])
+def test_an_entry_that_cannot_be_written_whole_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    journal = Journal(tmp_path)
+    journal.append(RunNote(message="first"))
+    whole = journal.path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        os.write(descriptor, b"x" * after)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match="disk is full"):
+            journal.append(RunNote(message="second"))
+    assert journal.path.read_bytes() == whole
+    journal.append(RunNote(message="third"))
+    assert [entry.message for entry in read_journal(tmp_path) if isinstance(entry, RunNote)] == [
+        "first", "third",
+    ]  # fmt: skip
+
+
+def test_a_damaged_run_shows_its_damage_and_hides_no_other(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    for _ in range(2):
+        lab.run({"rows": {"uses": "test/write"}})
+    first, second = list_runs(lab.workspace)
+    journal = first.directory / "journal.jsonl"
+    begun, *rest = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(begun + TORN + b"".join(rest))
+    damaged, whole = (run_state(record) for record in list_runs(lab.workspace))
+    assert (damaged.status, damaged.pipeline, whole.status) == ("damaged", "test", "completed")
+    assert damaged.damage is not None and damaged.damage.where == f"{journal}:2"
+    with pytest.raises(StoreError, match="journal is damaged"):
+        require_resumable(first)
+    journal.write_bytes(b"")
+    assert "no beginning" in str(run_state(first).damage)
+    assert run_state(second).damage is None

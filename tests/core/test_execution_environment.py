@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -13,7 +14,9 @@ import pytest
 from helpers.lab import Lab
 
 from posttrain.errors import ExitCode, SpecError, StageError
-from posttrain.execution.environment import with_posttrain, without_secrets, worker_environment
+from posttrain.execution.environment import variables, with_posttrain, without_secrets, worker_environment
+from posttrain.execution.sequential import SequentialRunner
+from posttrain.execution.session import execute
 
 CANARY = "canary-5f0e9a77c1d2"
 
@@ -30,6 +33,11 @@ CANARY = "canary-5f0e9a77c1d2"
         ("GOOGLE_APPLICATION_CREDENTIALS", "/x.json"),
         ("DATABASE_URL", "postgres://me:hunter2@host/db"),
         ("INNOCENT", "hf_" + "a" * 34),
+        ("GITHUB_PAT", "x"),
+        ("GPG_PASSPHRASE", "x"),
+        ("SENTRY_DSN", "x"),
+        ("MYSQL_PWD", "x"),
+        ("SESSION_COOKIE", "x"),
     ],
 )
 def test_secrets_are_removed_unless_declared(name: str, value: str) -> None:
@@ -39,7 +47,10 @@ def test_secrets_are_removed_unless_declared(name: str, value: str) -> None:
 
 
 def test_what_merely_sounds_like_a_secret_stays() -> None:
-    environ = {"TOKENIZERS_PARALLELISM": "true", "KEYBOARD": "us", "HOME": "/root", "LANG": "C.UTF-8"}
+    environ = {
+        "TOKENIZERS_PARALLELISM": "true", "KEYBOARD": "us", "HOME": "/root", "LANG": "C.UTF-8", "PWD": "/",
+        "OLDPWD": "/", "PATH": "/bin", "SSH_AUTH_SOCK": "/s", "COMPATIBLE": "1", "PYTHONPATH": "/p",
+    }  # fmt: skip
     assert without_secrets(environ) == environ
 
 
@@ -174,3 +185,51 @@ def test_files_in_the_working_directory_do_not_shadow_modules(
     (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')")
     monkeypatch.chdir(tmp_path)
     assert Lab(tmp_path).run({"rows": {"uses": "test/write"}}).exit_code == ExitCode.OK
+
+
+NAMES = "CANARY WREN"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "uses"),
+    [("process", "test/environ"), ("auto", "test/environ.forked"), ("inline", "test/environ")],
+)
+def test_a_stage_sees_the_secrets_it_declared_and_no_other_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, uses: str
+) -> None:
+    monkeypatch.setenv("CANARY", CANARY)
+    monkeypatch.setenv("WREN", "wren-77aa01")
+    lab = Lab(tmp_path, launcher)
+    pipeline: dict[str, Any] = {
+        "one": {"uses": "test/environ", "with": {"text": NAMES, "token": "env:CANARY"}},
+        "two": {
+            "uses": "test/environ",
+            "with": {"text": f"{NAMES} TWO"},
+            "runtime": {"env": {"WREN": "env:WREN"}},
+        },
+        "rest": {"uses": uses, "with": {"text": f"{NAMES} REST"}},
+    }
+    run = lab.prepare(pipeline)
+    report = execute(run, SequentialRunner(), pipeline="test", runner_name="sequential")
+    assert report.exit_code == ExitCode.OK
+    assert [lab.notes(node) for node in pipeline] == [["CANARY"], ["WREN"], ["none"]]
+    zygote = run._launchers.zygote
+    assert (zygote is not None) == (launcher == "auto")
+    assert zygote is None or not {"CANARY", "WREN"} & zygote._environment.keys()
+    assert (os.environ["CANARY"], os.environ["WREN"]) == (CANARY, "wren-77aa01")
+
+
+def test_no_line_of_a_secret_reaches_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["first-half-5f0e9a77", "second-half-c1d2e3f4"]
+    monkeypatch.setenv("CANARY", "\n".join(lines))
+    lab = Lab(tmp_path)
+    lab.run({"one": {"uses": "test/environ", "with": {"text": "CANARY", "token": "env:CANARY"}}})
+    assert (lab.attempt("one") / "output.log").read_text() == "[redacted]\n[redacted]\n"
+
+
+def test_variables_are_put_back() -> None:
+    before = dict(os.environ)
+    with variables({"POSTTRAIN_A": "1", "HOME": "/elsewhere"}, hidden=["PATH", "HOME", "POSTTRAIN_ABSENT"]):
+        assert (os.environ["POSTTRAIN_A"], os.environ["HOME"]) == ("1", "/elsewhere")
+        assert "PATH" not in os.environ
+    assert dict(os.environ) == before

@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 
+import psutil
 import pytest
-from helpers.lab import Lab, eventually
+from helpers.lab import Lab, eventually, gone
 
 from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import ExitCode, Interrupted, SpecError, StageError
+from posttrain.execution import processes, resources
 from posttrain.execution.attempt import Attempt, AttemptFailed, judge, log_tail
 from posttrain.execution.journal import node_ends
 from posttrain.execution.protocol import Result
@@ -25,6 +29,7 @@ from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import execute, grace_seconds, overall
 from posttrain.execution.signals import Stop, describe_exit
 from posttrain.planning.spec import Resources
+from posttrain.registry.isolation import isolated, undisturbed
 
 CHAIN = {"rows": {"uses": "test/write"}, "more": {"uses": "test/copy", "inputs": {"data": "rows"}}}
 BAD = {"rows": {"uses": "test/write"}, "bad": {"uses": "test/fail", "inputs": {"data": "rows"}}}
@@ -140,7 +145,14 @@ def test_the_impossible_is_refused_at_once(demand: Demand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "gpus"), [("", ()), ("0,3", ("0", "3")), ("GPU-1234, GPU-5678", ("GPU-1234", "GPU-5678"))]
+    ("visible", "gpus"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("0,-1,1", ("0",)),
+        ("0,3", ("0", "3")),
+        ("GPU-1, GPU-5", ("GPU-1", "GPU-5")),
+    ],
 )
 def test_visible_gpus_are_respected(
     visible: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -253,3 +265,112 @@ def test_events_are_forwarded_while_the_stage_still_runs(tmp_path: Path) -> None
     thread.join(timeout=60)
     ends = node_ends(find_run(lab.workspace).directory)
     assert ends["slow"].status == NodeStatus.INTERRUPTED
+
+
+def test_the_limits_of_control_groups_are_respected(tmp_path: Path) -> None:
+    own = next(
+        line.removeprefix("0::").lstrip("/")
+        for line in [*Path("/proc/self/cgroup").read_text().splitlines(), "0::/"]
+        if line.startswith("0::")
+    )
+    group = tmp_path / own
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "memory.max").write_text("1048576\n")
+    assert resources._cpu_quotas(tmp_path) == [2]
+    assert resources._memory_limits(tmp_path) == [1048576]
+    (group / "cpu.max").write_text("max 100000\n")
+    (group / "memory.max").write_text("max\n")
+    assert resources._cpu_quotas(tmp_path) == [] and resources._memory_limits(tmp_path) == []
+
+
+class FakeTorch(ModuleType):
+    """Knows how many threads it would use."""
+
+    number = 64
+
+    def get_num_threads(self) -> int:
+        return self.number
+
+    def set_num_threads(self, number: int) -> None:
+        self.number = number
+
+
+def test_inline_stages_use_the_threads_they_were_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = FakeTorch("torch")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    lab = Lab(tmp_path, "inline")
+    report = lab.run({"one": {"uses": "test/threads", "resources": {"cpus": 1}}})
+    assert report.exit_code == ExitCode.OK, report.results["one"].error
+    assert lab.notes("one") == ["uses 1 threads"]
+    assert torch.number == 64
+
+
+def test_a_second_interrupt_ends_an_inline_stage(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, "inline")
+    with pytest.raises(KeyboardInterrupt):
+        lab.run({"one": {"uses": "test/forever"}})
+    state = run_state(find_run(lab.workspace))
+    assert (state.status, state.nodes["one"].status) == ("interrupted", NodeStatus.INTERRUPTED)
+    assert not list((lab.workspace / "store" / "tmp").iterdir())
+
+
+def test_a_process_is_known_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    started = processes.start_time(child.pid)
+    assert started is not None and processes.start_time(os.getpid()) != started
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert processes.alive(child.pid, started) and not processes.alive(os.getpid(), started)
+    assert float(json.loads(json.dumps(started))) == started
+    monkeypatch.setattr(processes, "_boot", lambda: 1)
+    assert not processes.alive(child.pid, started), "the same ticks after another boot"
+    monkeypatch.undo()
+    processes.terminate(child.pid, started)
+    assert not processes.alive(child.pid, started) and not processes.group_alive(child.pid)
+    child.wait()
+
+
+def test_terminating_ends_what_the_leader_left_behind() -> None:
+    source = "trap '' TERM; sleep 300"
+    child = subprocess.Popen(["sh", "-c", f'(sh -c "{source}") & exec sleep 300'], start_new_session=True)
+    eventually(lambda: len(psutil.Process(child.pid).children(recursive=True)) >= 2)
+    members = psutil.Process(child.pid).children(recursive=True)
+    started = processes.start_time(child.pid)
+    assert started is not None
+    processes.terminate(child.pid, started, patience=0.5)
+    assert all(gone(member.pid) for member in members)
+    child.wait()
+
+
+def test_a_group_outlives_its_leader() -> None:
+    child = subprocess.Popen(
+        ["sh", "-c", "sleep 300 & read line"], stdin=subprocess.PIPE, start_new_session=True
+    )
+    eventually(lambda: psutil.Process(child.pid).children())
+    started = processes.start_time(child.pid)
+    assert started is not None and processes.group_alive(child.pid, started)
+    assert not processes.group_alive(child.pid, started + 1), "another process has its number"
+    child.communicate(b"go on\n")
+    assert not processes.alive(child.pid, started) and processes.group_alive(child.pid, started)
+    processes.terminate(child.pid, started, patience=30)
+    assert not processes.group_alive(child.pid, started)
+
+
+def test_standard_output_is_left_alone_in_threads_and_during_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def speak() -> None:
+        isolated("speaking", "nothing", lambda: print("words"))
+
+    speak()
+    assert capsys.readouterr().out == ""
+    thread = threading.Thread(target=speak)
+    thread.start()
+    thread.join()
+    with undisturbed():
+        speak()
+    assert capsys.readouterr().out == "words\nwords\n"
+    speak()
+    assert capsys.readouterr().out == ""

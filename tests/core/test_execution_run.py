@@ -14,8 +14,16 @@ from helpers.lab import PLUGIN, Concurrent, Lab, child_command
 
 from posttrain.artifacts.store import Store
 from posttrain.contracts.runner import Execution, NodeResult, NodeStatus
-from posttrain.errors import ExitCode, StageError, StoreError
-from posttrain.execution.journal import NodeEnded, NodeStarted, RunEnded, RunStarted, node_ends, read_journal
+from posttrain.errors import ExitCode, PluginError, StageError, StoreError
+from posttrain.execution.journal import (
+    NodeEnded,
+    NodeStarted,
+    RunEnded,
+    RunNote,
+    RunStarted,
+    node_ends,
+    read_journal,
+)
 from posttrain.execution.protocol import Request
 from posttrain.execution.records import find_run, list_runs, require_resumable, run_state
 from posttrain.execution.sequential import SequentialRunner
@@ -206,6 +214,9 @@ def test_what_does_not_fit_is_refused_before_launch(lab: Lab) -> None:
     assert not find_run(lab.workspace).stage("next").exists()
     pipeline["next"]["with"] = {"level": "warning"}
     assert lab.run(pipeline).results["next"].status == NodeStatus.COMPLETED
+    assert lab.notes() == ["next: picky: these rows do not fit"]
+    lab.run(pipeline)
+    assert len(lab.notes()) == 1, "a stage that is reused is not judged again"
 
 
 def test_a_damaged_artifact_is_noticed_and_built_again(lab: Lab) -> None:
@@ -361,3 +372,62 @@ def test_a_worker_with_other_plugins_than_the_key_was_made_for_refuses(lab: Lab,
     assert error is not None
     assert error["message"] == "the plugins of test/write are not those that the run was started with"
     assert "file" in error["found"]
+
+
+def test_a_source_that_changes_while_it_is_read_gives_no_artifact(lab: Lab) -> None:
+    source = lab.base / "rows.txt"
+    source.write_text("first")
+    age(source)
+    pipeline: dict[str, Any] = {"rows": {"uses": "test/read", "with": {"path": "rows.txt", "then": "second"}}}
+    error = lab.run(pipeline).results["rows"].error
+    assert error is not None
+    assert (error["type"], error["message"], error["where"]) == (
+        "DataError", "this source changed while it was read", "rows.with.path",
+    )  # fmt: skip
+    store = Store(lab.workspace)
+    assert list(store.digests()) == [] and list(store.records()) == []
+    assert not list(store.tmp.iterdir()) and not list(store.works.iterdir())
+    source.write_text("first")
+    pipeline["rows"]["with"]["then"] = None
+    report = lab.run(pipeline)
+    assert report.results["rows"].status == NodeStatus.COMPLETED
+    assert lab.text(report, "rows") == "first"
+
+
+def age(path: Path) -> None:
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
+@pytest.mark.parametrize("moment", ["node-started", "metrics", "node-ended"])
+def test_an_observer_that_fails_fails_no_stage_and_is_noted_once(lab: Lab, moment: str) -> None:
+    seen: list[str] = []
+
+    def observer(event: dict[str, Any]) -> None:
+        seen.append(event["type"])
+        if event["type"] == moment:
+            raise BrokenPipeError("nobody reads")
+
+    pipeline: dict[str, Any] = {
+        "rows": {"uses": "test/write"},
+        "slow": {"uses": "test/slow", "inputs": {"data": "rows"}, "with": {"steps": 2}},
+    }
+    assert lab.run(pipeline, observer=observer).exit_code == ExitCode.OK
+    assert seen[-1] == moment and seen.count(moment) == 1
+    notes = [e.message for e in read_journal(find_run(lab.workspace).directory) if isinstance(e, RunNote)]
+    assert notes == ["the observer failed and is told nothing more (BrokenPipeError: nobody reads)"]
+
+
+class Broken:
+    """A runner of somebody else's that fails half-way."""
+
+    def run(self, execution: Execution) -> dict[str, NodeResult]:
+        execution.perform("rows")
+        raise ConnectionError("the server is gone")
+
+
+def test_a_runner_that_fails_is_named(lab: Lab) -> None:
+    with pytest.raises(PluginError, match="the runner 'sequential' failed") as caught:
+        lab.run(CHAIN, runner=Broken())
+    assert caught.value.found == "ConnectionError: the server is gone"
+    state = run_state(find_run(lab.workspace))
+    assert state.status == "failed" and state.nodes["rows"].status == NodeStatus.COMPLETED

@@ -17,6 +17,7 @@ from helpers.lab import Concurrent, Lab, eventually, gone, marked
 from posttrain.contracts.registration import Group
 from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import ExitCode
+from posttrain.execution import fork
 from posttrain.execution.environment import worker_environment
 from posttrain.execution.run import PipelineRun
 from posttrain.execution.sequential import SequentialRunner
@@ -92,7 +93,7 @@ def test_it_holds_no_secrets_and_no_end_of_the_lifeline(lab: Lab, monkeypatch: p
         "rows": {"uses": "test/write"},
         "slow": {"uses": "test/slow.forked", "inputs": {"data": "rows"}, "with": {"steps": 1}},
     }
-    run = lab.prepare(pipeline, observer=look)
+    run = lab.prepare(pipeline, observer=look, expected=pipeline.keys())
     assert go(run).exit_code == ExitCode.OK
     assert seen and not any(CANARY in value for value in seen)
 
@@ -180,3 +181,47 @@ def test_a_run_that_is_cached_starts_nothing(lab: Lab) -> None:
     again = lab.prepare(WIDE)
     assert go(again).exit_code == ExitCode.OK
     assert zygote_pid(again) is None
+
+
+ENDLESS = "import time\ntime.sleep(300)\n"
+
+
+def test_it_is_not_started_for_a_run_whose_forkable_stages_are_cached(lab: Lab) -> None:
+    go(lab.prepare(WIDE))
+    changed = {**WIDE, "new": {"uses": "test/copy", "inputs": {"data": "rows"}, "with": {"text": "!"}}}
+    for expected in (None, {"new"}):
+        run = lab.prepare(changed, expected=expected)
+        report = go(run)
+        assert zygote_pid(run) is None
+        changed["new"]["with"]["text"] += "!"
+        assert report.results["new"].status == NodeStatus.COMPLETED
+        assert report.results["f0"].status == NodeStatus.CACHED
+
+
+def test_it_starts_with_the_run_when_a_plan_says_that_it_is_needed(lab: Lab) -> None:
+    begun: list[int | None] = []
+
+    def look(event: dict[str, Any]) -> None:
+        if event["type"] == "node-started" and event["node"] == "rows":
+            begun.append(zygote_pid(run))
+
+    run = lab.prepare(WIDE, observer=look, expected={"rows", "f0"})
+    assert go(run).exit_code == ExitCode.OK
+    assert begun == [zygote_pid(run)] and begun[0] is not None
+
+
+def test_closing_does_not_wait_for_its_imports(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless_module.py").write_text(ENDLESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = lab.prepare(WIDE)
+    run._launchers._preload = ("endless_module",)
+    run._launchers.warm()
+    zygote = run._launchers.zygote
+    assert zygote is not None
+    patience = []
+    wait = zygote._process.wait
+    monkeypatch.setattr(zygote._process, "wait", lambda seconds=None: patience.append(seconds) or wait(60))
+    run.close()
+    assert patience == [fork._END_SECONDS] and zygote._process.returncode == -signal.SIGKILL

@@ -13,6 +13,7 @@ import posttrain
 from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import ExitCode, SpecError, StoreError
 from posttrain.execution.records import find_run, run_state
+from posttrain.execution.resumption import resumable
 from posttrain.execution.session import RunReport
 from posttrain.pipeline import Pipeline, Selection
 from posttrain.planning.problems import SpecProblems
@@ -132,12 +133,35 @@ def test_a_run_that_is_not_there_or_not_understood() -> None:
     with pytest.raises(StoreError):
         Pipeline.resume(Path(".posttrain"))
     pipeline().run(runner="inline")
-    with pytest.raises(StoreError, match="completed"):
+    with pytest.raises(StoreError, match="no run was interrupted, was killed, or failed"):
         Pipeline.resume(Path(".posttrain"))
     record = find_run(Path(".posttrain"))
+    with pytest.raises(StoreError, match="completed"):
+        Pipeline.resume(Path(".posttrain"), record.run)
     (record.directory / "pipeline.json").write_text('{"stages": {}}')
     with pytest.raises(StoreError, match="not one of this version"):
         Pipeline.recorded(record)
+
+
+def test_the_newest_unfinished_run_is_resumed() -> None:
+    options = {"fail": "no"}
+    broken = pipeline(sft={"uses": "try/train", "inputs": {"data": "chats.train"}, "with": options})
+    with pytest.raises(ValueError):
+        broken.run(runner="inline")
+    unfinished = find_run(Path(".posttrain"))
+    pipeline().run(runner="inline")
+    assert resumable(Path(".posttrain")) == unfinished
+    (find_run(Path(".posttrain")).directory / "journal.jsonl").write_text("{}\n{}\n")
+    assert resumable(Path(".posttrain")) == unfinished, "a damaged run is passed over"
+    with pytest.raises(ValueError):
+        Pipeline.resume(Path(".posttrain"))
+
+
+def test_a_broken_guard_of_the_pipeline_is_no_warning() -> None:
+    built = Pipeline(CHAIN, plugins=[str(PLUGIN), "nosuch.py"])
+    with pytest.raises(SpecProblems, match="this plugin file cannot be used: import-error") as caught:
+        built.plan()
+    assert (caught.value.where, caught.value.found) == ("plugins.1", str(Path("nosuch.py").absolute()))
 
 
 def test_pipeline_is_public() -> None:

@@ -142,7 +142,7 @@ def test_an_unknown_port_and_plugin_have_suggestions() -> None:
           sft: {uses: try/trian, inputs: {data: chats}}
     """)
     assert first.startswith("file:3:17: there is no stage 'try/row'") and "try/rows" in first
-    assert second.startswith("file:4:15: ") and "'try/train'" in second
+    assert second.startswith("file:4:15: ") and "`try/train`" in second
     (problem,) = problems("""
         stages:
           chats: {uses: try/rows}
@@ -190,7 +190,7 @@ def test_a_misspelt_component_option_has_a_suggestion() -> None:
         "  sft: {uses: try/train, inputs: {data: chats.train}, with: {loss: {name: margin, betta: 1}}}"
     )
     assert "expected: one of beta" in problem
-    assert "fix: did you mean 'beta'?" in problem
+    assert "fix: did you mean `beta`?" in problem
 
 
 def test_values_from_defaults_overrides_and_matrices_know_their_place() -> None:

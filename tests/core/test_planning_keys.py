@@ -22,6 +22,7 @@ from posttrain.planning.keys import changes, differences, key_ingredients, key_o
 from posttrain.planning.nodes import Graph
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.discovery import discover
+from posttrain_plugins.training.offline import OfflineTrainer
 
 INPUTS = {"data": ["d" * 64], "model": ["m" * 64]}
 
@@ -176,6 +177,34 @@ def test_the_content_of_a_local_plugin_counts_and_not_its_place(tmp_path: Path) 
     assert first_key(copy) == before
     copy.write_text(copy.read_text() + "\n# a comment may be code tomorrow\n")
     assert first_key(copy) != before
+
+
+def test_the_numerics_of_a_loop_that_a_plugin_shares_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = type(catalogue().stage("try/train"))
+    monkeypatch.setattr(train, "shared", {"the loop": 1})
+    before = ingredients(graph(PLAIN), "sft")
+    monkeypatch.setattr(train, "shared", {"the loop": 2})
+    after = ingredients(graph(PLAIN), "sft")
+    assert key_of(before) != key_of(after)
+    assert differences(before, after) == ["plugin: shared.the loop 1 → 2"]
+
+
+def test_naming_the_built_in_loop_as_the_target_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = discover([PLUGIN])
+    train = type(plugins.stage("try/train"))
+    assert plugins.shared("try/train") == {} and plugins.shared("train.sft") == OfflineTrainer.shared
+    monkeypatch.setattr(train, "target", OfflineTrainer.target)
+    before = ingredients(graph(PLAIN, plugins=plugins), "sft", plugins=plugins)
+    monkeypatch.setattr(OfflineTrainer, "shared", {"training loop": 9})
+    after = ingredients(graph(PLAIN, plugins=plugins), "sft", plugins=plugins)
+    assert differences(before, after) == ["plugin: shared.training loop 1 → 9"]
+
+
+def test_whoever_uses_the_built_in_loop_has_its_numerics_in_the_key() -> None:
+    class Third(OfflineTrainer):
+        formats = frozenset({"text"})
+
+    assert Third.target == OfflineTrainer.target and Third.shared == {"training loop": 1}
 
 
 CHILD = """

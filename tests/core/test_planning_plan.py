@@ -14,14 +14,14 @@ from helpers.plugins import plugin
 from posttrain.artifacts.store import Store
 from posttrain.contracts.registration import Registration
 from posttrain.contracts.stage import Certainty, Estimate, Level, Stage
-from posttrain.errors import HandoffError, PluginError, SpecError
+from posttrain.errors import HandoffError, PluginError, SpecError, StoreError
 from posttrain.pipeline import Pipeline, Selection, require_allowed
 from posttrain.planning import versions
 from posttrain.planning.graph import Reference, build_graph
+from posttrain.planning.parsing import parse, resolved
 from posttrain.planning.plan import Plan, Standing
 from posttrain.planning.planner import Planner
 from posttrain.planning.source import Source
-from posttrain.planning.spec import parse, resolved
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.discovery import discover
 
@@ -144,6 +144,29 @@ def test_a_removed_output_makes_its_node_stale(bench: Bench) -> None:
     node = bench.plan().nodes["eval"]
     assert node.standing is Standing.STALE
     assert node.reasons and record.outputs["report"][:12] in node.reasons[0]
+
+
+def test_a_damaged_record_of_another_key_stops_no_plan(bench: Bench) -> None:
+    bench.run("stages.sft.with.seed=1")
+    bench.run()
+    needed = bench.plan().nodes["sft"].key
+    (other,) = [r.key for r in Store(bench.workspace).records() if r.node == "sft" and r.key != needed]
+    (bench.workspace / "store/keys" / f"{other}.json").write_text("{")
+    plan = bench.plan()
+    assert plan.nothing_to_do
+    assert plan.warnings == (f"key record {other[:12]} is damaged, `posttrain store gc` removes it",)
+    (bench.workspace / "store/keys" / f"{needed}.json").write_text("{")
+    with pytest.raises(StoreError, match="damaged"):
+        bench.plan()
+
+
+def test_a_node_is_compared_with_its_own_pipeline(bench: Bench) -> None:
+    bench.run("name=first")
+    plan = bench.plan("name=second", "stages.sft.with.seed=1")
+    assert (plan.nodes["sft"].standing, plan.nodes["sft"].reasons) == (Standing.NEW, ())
+    assert plan.nodes["chats"].standing is Standing.CACHED, "the key knows no pipeline"
+    plan = bench.plan("name=first", "stages.sft.with.seed=1")
+    assert plan.nodes["sft"].reasons == ("with.seed: 0 → 1",)
 
 
 def test_a_plan_writes_nothing(bench: Bench) -> None:

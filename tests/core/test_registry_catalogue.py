@@ -144,7 +144,8 @@ TWICE = (Port("model", frozenset({Kind.MODEL})), Port("model", frozenset({Kind.A
 BAD: list[tuple[str, Any, str]] = [
     ("stages", GoodLoss, "must be a subclass of posttrain.Stage"),
     ("stages", GoodStage(), "must be a subclass of posttrain.Stage"),
-    ("stages", NoOutputs, "does not define outputs(config)"),
+    ("stages", type("Shares", (GoodStage,), {"shared": {"loop": "1"}}), "`shared` must map names"),
+    ("stages", NoOutputs, "does not define outputs"),
     ("stages", variant(GoodStage, target=None), "`target` must be 'module:function', but is None"),
     (
         "stages",
@@ -318,11 +319,11 @@ def test_unknown_names_get_advice() -> None:
     )
     with pytest.raises(PluginError, match="there is no loss 'sigmod'") as error:
         catalogue.entry(Group.LOSS, "sigmod")
-    assert error.value.fix == "did you mean 'sigmoid'?"
+    assert error.value.fix == "did you mean `sigmoid`?"
     assert error.value.expected == "one of acme/hinge, sigmoid"
     with pytest.raises(PluginError) as error:
         catalogue.entry(Group.LOSS, "hing")
-    assert error.value.fix == "did you mean 'hinge'?"
+    assert error.value.fix == "did you mean `hinge`?"
     with pytest.raises(PluginError) as error:
         catalogue.entry(Group.LOSS, "exact")
     assert error.value.fix == "'exact' is a reward, not a loss"

@@ -179,7 +179,7 @@ def test_info_of_something_broken_says_so(root: Path, monkeypatch: pytest.Monkey
 def test_info_of_an_unknown_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = invoke(root, monkeypatch, "info", "sigmod").exception
     assert isinstance(error, PluginError)
-    assert (error.message, error.fix) == ("nothing is registered as 'sigmod'", "did you mean 'sigmoid'?")
+    assert (error.message, error.fix) == ("nothing is registered as 'sigmod'", "did you mean `sigmoid`?")
 
 
 def test_check_passes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,13 +191,13 @@ def test_a_value_without_a_json_form(catalogue: Any) -> None:
 def test_an_unknown_option(catalogue: Any) -> None:
     problem = problems_of(Options, {"learning_rat": 1}, catalogue)[("learning_rat",)]
     assert problem.message == "there is no option 'learning_rat'"
-    assert problem.suggestion == "did you mean 'learning_rate'?"
+    assert problem.suggestion == "did you mean `learning_rate`?"
     assert problem.expected == "one of learning_rate, steps, loss, rewards, named, inner"
 
 
 def test_an_unknown_option_of_an_inner_config(catalogue: Any) -> None:
     problem = problems_of(Options, {"inner": {"dept": 1}}, catalogue)[("inner", "dept")]
-    assert problem.suggestion == "did you mean 'depth'?"
+    assert problem.suggestion == "did you mean `depth`?"
 
 
 def test_a_bare_name_gets_all_options(catalogue: Any) -> None:
@@ -250,7 +250,7 @@ def test_problems_of_components_have_paths(catalogue: Any) -> None:
         ("rewards", 0, "rubric"),
         ("rewards", 1, "parts", 0, "rubric"),
     }
-    assert problems["loss", "bta"].suggestion == "did you mean 'beta'?"
+    assert problems["loss", "bta"].suggestion == "did you mean `beta`?"
     assert problems["loss", "smoothing"].expected == "less than 0.5"
     assert problems["rewards", 0, "rubric"].message == "the option 'rubric' is required"
 
@@ -271,7 +271,7 @@ def test_problems_of_options_and_of_components_come_together(catalogue: Any) -> 
 
 def test_an_unknown_component(catalogue: Any) -> None:
     problem = problems_of(Options, {"loss": "sigmod"}, catalogue)[("loss",)]
-    assert (problem.message, problem.suggestion) == ("there is no loss 'sigmod'", "did you mean 'sigmoid'?")
+    assert (problem.message, problem.suggestion) == ("there is no loss 'sigmod'", "did you mean `sigmoid`?")
     assert set(problems_of(Options, {"loss": {"name": "sigmod"}}, catalogue)) == {("loss", "name")}
 
 

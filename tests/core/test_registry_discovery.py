@@ -121,7 +121,7 @@ def test_keyboard_interrupt_passes_through(found) -> None:
 def test_misspelt_hook(found) -> None:
     source = HEAD + "\n@posttrain.hookimpl\ndef posttrain_loses():\n    return []\n"
     error = broken(source, found, Status.INVALID)
-    assert "posttrain_loses is no hook; did you mean 'posttrain_losses'?" in error
+    assert "posttrain_loses is no hook; did you mean `posttrain_losses`?" in error
     assert "acme_losses.py:" in error
 
 
@@ -321,7 +321,7 @@ def test_unknown_names_in_the_lists_are_warned_about(found, monkeypatch: pytest.
     monkeypatch.setenv("POSTTRAIN_DISABLE_PLUGINS", "healty")
     catalogue = found(HEAD + REWARD.format(name="judge"))
     assert catalogue.warnings == [
-        "POSTTRAIN_DISABLE_PLUGINS lists 'healty', but no plugin has that name (did you mean 'healthy'?)"
+        "POSTTRAIN_DISABLE_PLUGINS lists 'healty', but no plugin has that name (did you mean `healthy`?)"
     ]
 
 

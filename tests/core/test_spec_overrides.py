@@ -6,8 +6,9 @@ import pytest
 
 from posttrain.errors import SpecError
 from posttrain.planning.overrides import apply, override
+from posttrain.planning.parsing import parse, resolved
+from posttrain.planning.problems import SpecProblems
 from posttrain.planning.source import read
-from posttrain.planning.spec import SpecProblems, parse, resolved
 
 TEXT = """\
 defaults: {train.*: {with: {epochs: 3}}}

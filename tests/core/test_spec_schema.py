@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import pytest
@@ -13,9 +14,9 @@ from posttrain.contracts.component import Config
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Port, Stage, StageConfig
 from posttrain.errors import PluginError
+from posttrain.planning.parsing import parse
 from posttrain.planning.schema import DIALECT, pipeline_schema
 from posttrain.planning.source import read
-from posttrain.planning.spec import parse
 
 
 class Optimizer(Config):
@@ -31,13 +32,18 @@ class Load(StageConfig):
     path: str
 
 
-class TrainStage(Stage):
+class Silent(Stage):
+    def outputs(self, config: Any) -> tuple[Port, ...]:
+        return ()
+
+
+class TrainStage(Silent):
     config = Train
     inputs = (Port("model", frozenset({Kind.MODEL})), Port("data", frozenset({Kind.DATASET}), optional=True))
     target = "m:run"
 
 
-class LoadStage(Stage):
+class LoadStage(Silent):
     config = Load
     target = "m:run"
 

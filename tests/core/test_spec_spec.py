@@ -10,19 +10,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from posttrain.errors import SpecError
+from posttrain.planning.parsing import parse, resolved, snapshot, spec_digest
+from posttrain.planning.problems import SpecProblems
+from posttrain.planning.references import Ref
 from posttrain.planning.source import Source, problem_at, read
-from posttrain.planning.spec import (
-    PipelineSpec,
-    Ref,
-    Resources,
-    SpecProblems,
-    StageDefaults,
-    StageSpec,
-    parse,
-    resolved,
-    snapshot,
-    spec_digest,
-)
+from posttrain.planning.spec import PipelineSpec, Resources, StageDefaults, StageSpec
 
 TEXT = """\
 plugins: [./rewards.py]
@@ -55,6 +47,20 @@ def problems(text: str) -> str:
 def stage(rest: str) -> str:
     others = "  a: {uses: x.y}\n  m: {uses: x.y, matrix: {seed: [0, 1]}}\n"
     return f"stages:\n{others}  b: {{uses: x.z, {rest}}}\n"
+
+
+@pytest.mark.parametrize("name", ["a\\0b.py", "a\\nb.py", "a\\u009bb.py"])
+def test_names_that_no_file_has_are_refused(name: str) -> None:
+    found = problems(f'plugins: [a.py, "{name}"]\nstages: {{a: {{uses: x.y}}}}')
+    assert "p.yaml:1:17: this cannot be the name of a file" in found and found.isascii()
+    found = problems(f'stages: {{a: {{uses: x.y, runtime: {{python: "{name}"}}}}}}')
+    assert "this cannot be the name of a file" in found
+
+
+def test_a_variable_of_the_environment_holds_no_nul() -> None:
+    found = problems('stages: {a: {uses: x.y, runtime: {env: {MODE: "a\\0b"}}}}')
+    assert "this holds a NUL character" in found and "p.yaml:1:" in found
+    of('stages: {a: {uses: x.y, runtime: {env: {MODE: "two\\nlines"}}}}')
 
 
 def test_the_example_of_the_design_is_valid() -> None:

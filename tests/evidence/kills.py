@@ -19,7 +19,8 @@ COUNT = 20
 ABOUT = """\
 The tiny pipeline of `tests/helpers/products.py` (all stages of the quickstart) is run once undisturbed. Then it is run
 again in an empty workspace, SIGKILL goes to the stage's worker or to the parent at a moment drawn from the seed, and
-`posttrain resume` goes on until the run is completed. Afterwards these must hold:
+`posttrain resume` goes on until the run is completed. (A parent that dies after the last stage leaves a completed run;
+`posttrain sync` then tells MLflow of it.) Afterwards these must hold:
 
 - the digests of all outputs of all stages are those of the undisturbed run;
 - no object was ever visible in the store before it was complete (looked at every 10 ms);

@@ -123,9 +123,18 @@ SPECS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ),
         ("p.yaml:4", "modle", "model"),
     ),
-    "an input that nobody makes": (TRAIN.replace("data: rows}, with: {max", "data: rose}, with: {max"), ("p.yaml:4", "rose", "rows")),
-    "a circle": (TRAIN.replace("rows: {uses: data.load,", "rows: {uses: data.load, needs: [sft],"), ("p.yaml", "rows", "sft")),
-    "a word for a number": (TRAIN.replace("max_steps: 2", "max_steps: two"), ("p.yaml:4", "stages.sft.with.max_steps", "two")),
+    "an input that nobody makes": (
+        TRAIN.replace("data: rows}, with: {max", "data: rose}, with: {max"),
+        ("p.yaml:4", "rose", "rows"),
+    ),
+    "a circle": (
+        TRAIN.replace("rows: {uses: data.load,", "rows: {uses: data.load, needs: [sft],"),
+        ("p.yaml", "rows", "sft"),
+    ),
+    "a word for a number": (
+        TRAIN.replace("max_steps: 2", "max_steps: two"),
+        ("p.yaml:4", "stages.sft.with.max_steps", "two"),
+    ),
     "a number out of range": (
         TRAIN.replace("max_steps: 2", "learning_rate: -1"),
         ("p.yaml:4", "stages.sft.with.learning_rate", "-1", "greater than 0"),
@@ -222,6 +231,6 @@ def test_a_tokenizer_without_a_chat_template(command: Command, tmp_path: Path) -
         TRAIN.replace(
             "uses: model.init, inputs: {data: rows}, with: {hidden_size: 32}",
             "uses: model.load, with: {path: plain}",
-        )  # fmt: skip
+        )
     )
     refused(command, tmp_path, ("sft.model", "base.model has no chat template", "template: chatml"))

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers.contexts import FakeContext
 from helpers.models import as_artifact
 
 from posttrain.artifacts.kinds import Kind, PolicyFacts, ReportFacts
 from posttrain.artifacts.manifest import Artifact
-from posttrain.contracts.component import Choice, Component
-from posttrain.contracts.stage import Level, StageContext
 from posttrain_plugins.data.rows import write_rows
 from posttrain_plugins.evaluation.report import Item, Metric, write_report
 
 
-class Context(StageContext):
-    """Keeps what a stage says; `rewards` are the components its options may name."""
+class Context(FakeContext):
+    """A context for stages that read policies; `rewards` are the components its options may name."""
 
     def __init__(
         self,
@@ -26,44 +25,7 @@ class Context(StageContext):
         inputs: Mapping[str, Sequence[Artifact]],
         rewards: Mapping[str, Any] | None = None,
     ) -> None:
-        self.node, self.config, self.inputs = "node", config, inputs
-        self.work = self.base = self.workspace = directory
-        self.described: dict[str, tuple[Kind, Any]] = {}
-        self.notes: list[tuple[Level, str]] = []
-        self.seen_progress: list[tuple[int, int | None]] = []
-        self.stop = False
-        self._directory, self._rewards = directory, rewards or {}
-
-    def input(self, port: str) -> Artifact:
-        (artifact,) = self.inputs[port]
-        return artifact
-
-    def output(self, port: str) -> Path:
-        path = self._directory / f"out-{port}"
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-
-    def describe(self, port: str, kind: Kind, facts: Any) -> None:
-        assert port not in self.described
-        self.described[port] = (kind, facts)
-
-    def component(self, choice: Choice, group: str) -> Component:
-        plugin = self._rewards[choice.name]
-        plugin = plugin() if isinstance(plugin, type) else plugin
-        return Component(choice.name, plugin, plugin.config(**choice.options))
-
-    def artifact(self, digest: str) -> Artifact:
-        raise AssertionError(f"nothing here looks up {digest}")
-
-    def progress(self, done: int, total: int | None, unit: str) -> None:
-        self.seen_progress.append((done, total))
-
-    def note(self, message: str, level: Level = Level.NOTE) -> None:
-        self.notes.append((level, message))
-
-    @property
-    def stopping(self) -> bool:
-        return self.stop
+        super().__init__(directory, None, config, inputs, rewards)
 
 
 def dataset(directory: Path, rows: Sequence[Mapping[str, Any]], format: str) -> Artifact:

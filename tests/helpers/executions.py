@@ -23,6 +23,7 @@ class FakeExecution:
     """
 
     spec_digest = "5" * 64
+    stopping = False
 
     def __init__(
         self,

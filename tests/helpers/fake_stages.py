@@ -23,6 +23,7 @@ from posttrain.contracts.stage import (
     Outcome,
     Port,
     Secret,
+    Source,
     Stage,
     StageConfig,
     StageContext,
@@ -100,6 +101,79 @@ def forked(context: StageContext) -> Outcome:
     context.note(f"preloaded {PRELOADED in sys.modules}")
     print(f"output of {context.node}", flush=True)
     save(context, text_of(context) + context.config.text)
+    return Outcome()
+
+
+class ReadConfig(StageConfig):
+    path: Source
+    then: Annotated[str | None, VolatileMark()] = None
+
+
+class Read(Write):
+    """Puts out the file `path`; with `then`, somebody else writes that into it just before it is read."""
+
+    config = ReadConfig
+    target = f"{__name__}:read"
+
+
+def read(context: StageContext) -> Outcome:
+    path = context.base / context.config.path
+    if context.config.then is not None:
+        replace(path, context.config.then)
+    (context.work / "checkpoint").write_text("of that content")
+    save(context, path.read_text())
+    return Outcome()
+
+
+class EnvironConfig(TextConfig):
+    token: Secret | None = None
+
+
+class Environ(Write):
+    """Notes which of the variables that `text` lists it finds, and prints what they hold."""
+
+    config = EnvironConfig
+    target = f"{__name__}:environ"
+
+
+class EnvironForked(Environ):
+    """The same in a forked worker."""
+
+    preload = (PRELOADED,)
+
+
+def environ(context: StageContext) -> Outcome:
+    names = context.config.text.split()
+    context.note(" ".join(name for name in names if name in os.environ) or "none")
+    for name in names:
+        print(os.environ.get(name, ""), flush=True)
+    save(context, context.config.text)
+    return Outcome()
+
+
+class Forever(Write):
+    """Runs until somebody raises something in it."""
+
+    target = f"{__name__}:forever"
+
+
+def forever(context: StageContext) -> Outcome:
+    context.output("data")
+    os.kill(os.getpid(), signal.SIGINT)
+    assert context.stopping
+    os.kill(os.getpid(), signal.SIGINT)
+    raise AssertionError("a second interrupt was not heard")
+
+
+class Threads(Write):
+    """Notes how many threads the numerical library of this process would use."""
+
+    target = f"{__name__}:threads"
+
+
+def threads(context: StageContext) -> Outcome:
+    context.note(f"uses {sys.modules['torch'].get_num_threads()} threads")
+    save(context, context.config.text)
     return Outcome()
 
 
@@ -345,6 +419,11 @@ STAGES = {
     "slow.forked": SlowForked,
     "fail": Fail,
     "gate": Gate,
+    "read": Read,
+    "environ": Environ,
+    "environ.forked": EnvironForked,
+    "forever": Forever,
+    "threads": Threads,
     "picky": Picky,
     "moving": Moving,
     "external": External,

@@ -143,9 +143,11 @@ def disturbed(product: Product, moment: Moment, reference: Reference) -> Story:
         story.stage = product.started()[-1].node
         process.communicate(timeout=_PATIENCE)
         story.codes.append(process.returncode)
-        while story.codes[-1] != 0 and story.resumes < MOST_RESUMES:
+        while (state := product.status()["status"]) != "completed" and story.resumes < MOST_RESUMES:
             story.codes.append(product("resume", "--quiet").code)
-    story.equal = story.codes[-1] == 0 and product.digests() == reference.outputs
+        if story.resumes == 0:  # the last stage had ended already, but MLflow may not know
+            product("sync")
+    story.equal = state == "completed" and product.digests() == reference.outputs
     story.problems = [*watcher.broken, *_problems(product)]
     return story
 

@@ -21,7 +21,8 @@ from posttrain.execution.run import PipelineRun
 from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import RunReport, execute
 from posttrain.planning.graph import Graph, build_graph
-from posttrain.planning.spec import PipelineSpec, resolved
+from posttrain.planning.parsing import resolved
+from posttrain.planning.spec import PipelineSpec
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.discovery import discover
 

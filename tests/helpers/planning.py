@@ -20,9 +20,9 @@ from posttrain.cli.app import run
 from posttrain.cli.output import console
 from posttrain.planning.graph import Graph, build_graph
 from posttrain.planning.overrides import override
+from posttrain.planning.parsing import parse, resolved
 from posttrain.planning.problems import SpecProblems
 from posttrain.planning.source import Source, read
-from posttrain.planning.spec import parse, resolved
 from posttrain.planning.tiny import shrunk
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.discovery import discover

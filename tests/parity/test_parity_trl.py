@@ -132,6 +132,52 @@ def test_sft(tmp_path: Path, model: Artifact, rows: int, accumulation: int):
     assert_same_run(context, tmp_path, losses, policy)
 
 
+IGNORED = -100
+"""The label of a token that trl does not train on."""
+
+CLOSED = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template with nothing after an answer's end of turn; trl would supervise what comes after it too."""
+
+
+def as_chats(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "completion": [{"role": "assistant", "content": row["completion"]}],
+        }
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_sft_tokenizes_and_masks_alike(tmp_path: Path, chats: bool):
+    """From raw rows: trl's own tokenization and completion mask against posttrain's, and the losses after them."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    closed = model_artifact(tmp_path / "closed", hidden_size=32, template=CLOSED)
+    data = as_chats(completion_rows(10)) if chats else completion_rows(10)
+    policy = load_model(closed.path, "float32")
+    trainer = SFTTrainer(
+        model=policy,
+        args=trl_arguments(SFTConfig, tmp_path / "trl", "train.sft", 4, 1, completion_only_loss=True),
+        train_dataset=Dataset.from_list(data),
+        processing_class=tokenizer(closed),
+    )
+    encoder = Encoder.open(closed.path)
+    for row, theirs in zip(data, trainer.train_dataset, strict=True):
+        mine = encoder.encode_pair(row["prompt"], row["completion"])
+        assert mine.tokens == theirs["input_ids"]
+        pairs = zip(mine.tokens, mine.supervised, strict=True)
+        assert [token if counts else IGNORED for token, counts in pairs] == theirs["labels"]
+    losses = trl_losses(trainer)
+    context = ours(tmp_path, "train.sft", closed, data, "prompt_completion")
+    assert_same_run(context, tmp_path, losses, policy)
+
+
 @pytest.mark.parametrize(("rows", "accumulation"), [(4, 1), (2, 2)])
 def test_dpo(tmp_path: Path, model: Artifact, rows: int, accumulation: int):
     from datasets import Dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from helpers.executions import FakeExecution
@@ -19,8 +21,8 @@ from helpers.executions import FakeExecution
 from posttrain.contracts.runner import NodeStatus
 from posttrain_pipelines import services
 from posttrain_pipelines.flow import runner as runner_module
-from posttrain_pipelines.flow.runner import PrefectRunner
-from posttrain_pipelines.flow.server import ensure_server
+from posttrain_pipelines.flow.runner import Ledger, PrefectRunner
+from posttrain_pipelines.flow.server import ensure_server, token, token_file
 from posttrain_pipelines.services import ServiceError, ServiceSpec, recorded, stop
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -41,11 +43,15 @@ def no_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
+def login(workspace: Path) -> str:
+    return base64.b64encode(token(workspace).encode()).decode()
+
+
 def ask(workspace: Path, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     request = urllib.request.Request(
         recorded(workspace)["prefect"].url + path,
         json.dumps(body).encode(),
-        {"content-type": "application/json"},
+        {"content-type": "application/json", "authorization": f"Basic {login(workspace)}"},
     )
     with urllib.request.urlopen(request) as answer:
         found: list[dict[str, Any]] = json.loads(answer.read())
@@ -218,6 +224,7 @@ def test_a_configured_server_is_used(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", ensure_server(workspace).url)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", token(workspace))
     execution = FakeExecution(tmp_path, "team", DIAMOND)
     perform(execution)
     assert execution.notes == []
@@ -257,8 +264,63 @@ def test_the_server_keeps_no_secret_and_listens_on_loopback(
     stop(workspace)
     service = ensure_server(workspace)
     assert service.url.startswith("http://127.0.0.1:")
+    with pytest.raises(HTTPError, match="401"):
+        urllib.request.urlopen(service.url + "/admin/version")
+    assert urllib.request.urlopen(service.url.removesuffix("/api")).status == 200  # the page asks by itself
+    assert token_file(workspace).stat().st_mode & 0o777 == 0o600
+    command_line = Path(f"/proc/{service.pid}/cmdline")
+    if command_line.exists():
+        assert token(workspace).encode() not in command_line.read_bytes()
     environment = Path(f"/proc/{service.pid}/environ")
     if environment.exists():
         assert b"canary" not in environment.read_bytes()
     with pytest.raises(ServiceError):
         services.ensure(workspace, ServiceSpec("none", "1", lambda port: [sys.executable, "-c", ""], {}, "/"))
+
+
+def test_two_threads_that_ask_for_a_node_get_one_performance(tmp_path: Path) -> None:
+    entered = threading.Event()
+
+    def act(node: str) -> None:
+        entered.set()
+        time.sleep(0.2)
+
+    execution = FakeExecution(tmp_path, "twice", {"a": []}, act=act)
+    ledger = Ledger(execution)
+    first = threading.Thread(target=ledger.perform, args=("a",))
+    first.start()
+    entered.wait()
+    assert ledger.perform("a").status is NodeStatus.COMPLETED
+    first.join()
+    assert execution.performed == ["a"]
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(workspace: Path) -> ServiceSpec:
+        sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+        return ServiceSpec("prefect", "0", lambda port: sleeping, {}, "/", patience=600.0)
+
+    monkeypatch.setattr("posttrain_pipelines.flow.server.server_spec", silent)
+    execution = FakeExecution(tmp_path, "stopped", DIAMOND)
+    execution.stopping = True
+    perform(execution)
+    assert "was stopped" in execution.notes[0]
+
+
+def test_a_flow_run_of_an_earlier_process_is_marked_as_crashed(workspace: Path) -> None:
+    script = f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from helpers.executions import FakeExecution
+from posttrain_pipelines.flow.runner import PrefectRunner
+PrefectRunner().run(FakeExecution(Path({str(workspace)!r}), "killed", {{"a": []}}, act=lambda node: os._exit(9)))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False)
+    assert ended.returncode == 9
+    assert flow_run(workspace, "killed")["state_type"] == "RUNNING"
+    perform(FakeExecution(workspace, "killed", {"a": []}))
+    found = ask(workspace, "/flow_runs/filter", {"flow_runs": {"name": {"any_": ["killed"]}}})
+    assert sorted(flow["state_type"] for flow in found) == ["COMPLETED", "CRASHED"]

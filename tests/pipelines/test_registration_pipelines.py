@@ -85,12 +85,53 @@ def test_nothing_to_sync_and_nothing_to_stop(app: typer.Typer, workspace: Path) 
     assert call(app, "down", "--workspace", str(workspace)) == "no server was running\n"
 
 
+def test_the_workspace_comes_from_the_environment(
+    app: typer.Typer, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_WORKSPACE", str(workspace))
+    damaged = workspace / "runs" / "r0"
+    damaged.mkdir(parents=True)
+    (damaged / "journal.jsonl").write_text("")
+    result = CliRunner().invoke(app, ["sync", "--json"])
+    assert set(json.loads(result.stdout)["failed"]) == {"r0"}
+    record = workspace / "services" / "toy.json"
+    record.parent.mkdir()
+    record.write_text("{")
+    assert call(app, "down") == "no server was running\n"
+    assert not record.exists()
+
+
+def test_the_page_of_a_configured_server_is_shown_without_its_login(
+    app: typer.Typer, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "https://u:canary@prefect.example/api")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://u:canary@mlflow.example")
+    pages = json.loads(call(app, "ui", "--workspace", str(workspace), "--json"))
+    assert pages == {
+        "prefect": "https://prefect.example",
+        "mlflow": "https://mlflow.example",
+        "prefect_password_file": None,
+    }
+
+
+@pytest.mark.mlflow
+def test_one_damaged_run_does_not_hold_up_the_others(app: typer.Typer, workspace: Path) -> None:
+    sft_and_dpo(workspace)
+    damaged = workspace / "runs" / "r0"
+    damaged.mkdir()
+    (damaged / "journal.jsonl").write_text("")
+    result = CliRunner().invoke(app, ["sync", "--workspace", str(workspace)], catch_exceptions=False)
+    assert result.exit_code == 1
+    assert "brought up to date: r1" in result.stdout
+    assert "r0: this run's journal is empty" in result.stdout
+
+
 @pytest.mark.mlflow
 def test_sync_replays_what_is_behind(app: typer.Typer, workspace: Path) -> None:
     sft_and_dpo(workspace)
     assert call(app, "sync", "--workspace", str(workspace)) == "brought up to date: r1\n"
     answer = json.loads(call(app, "sync", "r1", "--workspace", str(workspace), "--json"))
-    assert answer == {"synced": [], "failed": {}}
+    assert answer == {"synced": [], "remarks": [], "failed": {}}
 
 
 @pytest.mark.mlflow
@@ -109,10 +150,19 @@ def test_a_sync_that_fails_says_so_and_goes_on(app: typer.Typer, workspace: Path
 @pytest.mark.mlflow
 def test_the_pages_come_up_and_go_down(app: typer.Typer, workspace: Path) -> None:
     pages = json.loads(call(app, "ui", "--workspace", str(workspace), "--json"))
+    password_file = Path(pages.pop("prefect_password_file"))
+    assert password_file.stat().st_mode & 0o777 == 0o600
     assert set(pages) == {"prefect", "mlflow"} == set(recorded(workspace))
     assert all(url.startswith("http://127.0.0.1:") and answers(url) for url in pages.values())
     again = json.loads(call(app, "ui", "--workspace", str(workspace), "--json"))
-    assert again == pages
+    assert again == {**pages, "prefect_password_file": str(password_file)}
+    text = call(app, "ui", "--workspace", str(workspace))
+    assert str(password_file) in text
+    assert password_file.read_text().strip() not in text
+    for service in recorded(workspace).values():
+        command_line = Path(f"/proc/{service.pid}/cmdline")
+        if command_line.exists():
+            assert b"mlflow.db" not in command_line.read_bytes()
     stopped = json.loads(call(app, "down", "--workspace", str(workspace), "--json"))
     assert stopped == {"stopped": ["mlflow", "prefect"]}
     assert not any(answers(url) for url in pages.values())

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from posttrain.artifacts.locks import acquire
 from posttrain_pipelines import services
-from posttrain_pipelines.processes import alive, start_time
+from posttrain_pipelines.processes import alive, start_time, terminate
 from posttrain_pipelines.services import Service, ServiceError, ServiceSpec, ensure, recorded, stop
 
 SERVER = """
@@ -142,3 +143,77 @@ def test_a_zombie_counts_as_dead() -> None:
     assert start_time(process.pid) is None
     process.wait()
     assert not alive(process.pid, time.time())
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"name": "toy"}', '{"name": "toy", "url": "u", "pid": 0, "started": 1.0, "version": "1"}'],
+)
+def test_a_record_that_cannot_be_read_counts_as_none(workspace: Path, content: str) -> None:
+    record = workspace / "services" / "toy.json"
+    record.parent.mkdir()
+    record.write_text(content)
+    notes: list[str] = []
+    assert recorded(workspace) == {}
+    service = ensure(workspace, spec(), note=notes.append)
+    assert recorded(workspace) == {"toy": service}
+    assert [str(record) in note for note in notes] == [True]
+    record.write_text(content)
+    assert stop(workspace) == []
+    assert not record.exists()
+    terminate(service.pid, service.started)
+
+
+CHILD = (
+    """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+"""
+    + SERVER
+)
+
+
+@pytest.mark.parametrize("end", [stop, lambda workspace: ensure(workspace, spec())])
+def test_the_children_of_a_dead_server_are_not_forgotten(
+    workspace: Path, end: Callable[[Path], object]
+) -> None:
+    service = ensure(workspace, spec(script=CHILD))
+    os.kill(service.pid, signal.SIGKILL)
+    while service.alive:
+        time.sleep(0.01)
+    assert service.remains
+    end(workspace)
+    assert not service.remains
+
+
+def test_a_slow_answer_does_not_replace_a_living_server(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ensure(workspace, spec())
+    answers = iter([False, False, True])
+    monkeypatch.setattr(services, "healthy", lambda service, spec: next(answers))
+    assert ensure(workspace, spec()) == first
+    assert next(answers, None) is None
+
+
+def test_a_server_that_stays_silent_is_replaced(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ensure(workspace, spec())
+    healthy = services.healthy
+    monkeypatch.setattr(services, "PATIENCE", 0.3)
+    monkeypatch.setattr(services, "healthy", lambda known, spec: known != first and healthy(known, spec))
+    assert ensure(workspace, spec()) != first
+    assert not first.alive
+
+
+def test_waiting_ends_when_the_run_is_stopped(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Service | None] = []
+    launch = services._launch
+    monkeypatch.setattr(services, "_launch", lambda *args: launched.append(launch(*args)) or launched[-1])
+    silent = spec(script="import time; time.sleep(600)", patience=600.0)
+    with pytest.raises(ServiceError, match="was stopped"):
+        ensure(workspace, silent, stopping=lambda: bool(launched))
+    (service,) = launched
+    assert service is not None
+    assert not service.alive
+    with acquire(workspace / "services" / "toy.lock"), pytest.raises(ServiceError, match="was stopped"):
+        ensure(workspace, silent, stopping=lambda: True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +19,12 @@ from helpers.runs import SyntheticRun, artifact, sft_and_dpo
 from posttrain.artifacts.aliases import Aliases
 from posttrain.artifacts.kinds import Kind
 from posttrain.errors import StoreError
-from posttrain_pipelines.tracking.tracker import MlflowTracker
+from posttrain_pipelines.tracking import inspection, watermark
+from posttrain_pipelines.tracking import tracker as tracker_module
+from posttrain_pipelines.tracking.connection import without_login
+from posttrain_pipelines.tracking.measures import metric_name
+from posttrain_pipelines.tracking.server import configured_server, server_spec
+from posttrain_pipelines.tracking.tracker import MlflowTracker, complete
 
 pytestmark = pytest.mark.mlflow
 
@@ -482,12 +488,21 @@ def test_an_alias_moved_by_somebody_else_is_left_alone(workspace: Path) -> None:
     theirs = mlflow.create_model_version("assistant", source="s3://theirs", run_id=None)
     mlflow.set_registered_model_alias("assistant", "champion", theirs.version)
     aliases.set_alias("assistant", "champion", two, one)
-    with pytest.raises(StoreError, match="somebody else"):
-        tracker.sync(workspace, run.run)
+    (remark,) = tracker.sync(workspace, run.run)
+    assert f"points at MLflow version {theirs.version}, not at version 2" in remark
+    assert "Set it to version 2 in MLflow, or promote" in remark
     assert mlflow.get_registered_model("assistant").aliases == {"champion": int(theirs.version)}
+    assert tracker.behind(workspace, run.run) is False
+    os.utime(run.record.journal.path)  # even where the database itself is compared
+    assert tracker.behind(workspace, run.run) is False
+    third = artifact(workspace, "x", "model", Kind.MODEL, "third")
+    aliases.set_alias(
+        "assistant", "champion", aliases.register("assistant", third.digest, "r1", "sft", {}), two
+    )
     assert tracker.behind(workspace, run.run) is True
-    mlflow.set_registered_model_alias("assistant", "champion", "2")
     tracker.sync(workspace, run.run)
+    mlflow.set_registered_model_alias("assistant", "champion", "4")
+    assert tracker.sync(workspace, run.run) == []
     assert tracker.behind(workspace, run.run) is False
 
 
@@ -505,8 +520,8 @@ def test_an_alias_moved_back_by_somebody_else_is_left_alone(workspace: Path) -> 
     mlflow = client(workspace)
     mlflow.set_registered_model_alias("assistant", "champion", "1")  # a roll-back by hand
     aliases.set_alias("assistant", "champion", versions[2], versions[1])
-    with pytest.raises(StoreError, match="somebody else"):
-        tracker.sync(workspace, run.run)
+    (remark,) = tracker.sync(workspace, run.run)
+    assert "somebody else" in remark
     assert mlflow.get_registered_model("assistant").aliases == {"champion": 1}
 
 
@@ -545,14 +560,113 @@ def test_behind_imports_no_mlflow(workspace: Path) -> None:
 def test_behind_for_a_server_is_answered_from_the_note_alone(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posttrain_pipelines.tracking import watermark
-
     run = sft_and_dpo(workspace)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     tracker = MlflowTracker()
     assert tracker.behind(workspace, "r1") is True
-    done = {"uri": "http://127.0.0.1:9", "status": "completed", "sources": watermark.sources(workspace, "r1")}
-    watermark.write(workspace, "r1", done)
+    watermark.write(workspace, "r1", {**complete(workspace, "r1"), "status": "completed"})
     assert tracker.behind(workspace, "r1") is False
     run.begin(resumed=True)
     assert tracker.behind(workspace, "r1") is True
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["exact_match[998a4022]", "final/exact_match[998a4022]", "rewards/margin", "a//b", "..", "é|x", "/a"],
+)
+def test_every_figure_has_a_name_that_mlflow_takes(name: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    _validate_metric_name(metric_name(name))
+    assert metric_name("exact_match[998a4022]") == "exact_match_998a4022_"
+
+
+def test_the_password_of_a_server_is_written_nowhere(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sft_and_dpo(workspace)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://someone:canary-pw@127.0.0.1:9")
+    with pytest.raises(StoreError, match="did not answer") as raised:
+        MlflowTracker().sync(workspace, "r1")
+    assert "canary" not in str(raised.value)
+    assert raised.value.__cause__ is None
+    watermark.write(workspace, "r1", {**complete(workspace, "r1"), "status": "completed"})
+    assert MlflowTracker().behind(workspace, "r1") is False
+    assert configured_server() == "http://127.0.0.1:9"
+    for file in workspace.rglob("*"):
+        assert not file.is_file() or b"canary" not in file.read_bytes(), file
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://u:canary-pw@host/db")
+    spec = server_spec(workspace)
+    assert "canary" not in " ".join(spec.command(1))
+    assert spec.environment["MLFLOW_BACKEND_STORE_URI"].startswith("postgresql://u:canary-pw@")
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("https://u:p@host:1/x", "https://host:1/x"),
+        ("https://host/@x", "https://host/@x"),
+        ("sqlite:////a/b@c/x.db", "sqlite:////a/b@c/x.db"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_an_address_without_its_login(uri: str, expected: str) -> None:
+    assert without_login(uri) == expected
+
+
+def test_a_server_gets_little_time_unless_the_user_says_otherwise() -> None:
+    script = (
+        "import os, sys\n"
+        "from posttrain_pipelines.tracking.connection import load_mlflow\n"
+        "load_mlflow()\n"
+        "from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES as tries\n"
+        "from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT as seconds\n"
+        "print(tries.get(), seconds.get())\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
+    ask = [sys.executable, "-c", script]
+    assert subprocess.check_output(ask, env=environment, text=True).split() == ["1", "10"]
+    environment["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "77"
+    assert subprocess.check_output(ask, env=environment, text=True).split() == ["1", "77"]
+
+
+def test_behind_reads_no_events_while_nothing_has_changed(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sft_and_dpo(workspace)
+    MlflowTracker().sync(workspace, "r1")
+    with monkeypatch.context() as patch:
+        patch.delattr(tracker_module, "view_run")
+        patch.delattr(inspection, "lacks")
+        patch.delattr(inspection, "measures_of")
+        assert MlflowTracker().behind(workspace, "r1") is False
+    events = run.record.stage("sft") / "1" / "events.jsonl"
+    os.utime(events)
+    assert MlflowTracker().behind(workspace, "r1") is False
+    with monkeypatch.context() as patch:
+        patch.delattr(tracker_module, "view_run")  # the comparison was noted
+        assert MlflowTracker().behind(workspace, "r1") is False
+    run.metrics("sft", 4, loss=0.1)
+    assert MlflowTracker().behind(workspace, "r1") is True
+
+
+def test_a_database_that_was_made_anew_lacks_everything(workspace: Path) -> None:
+    sft_and_dpo(workspace)
+    MlflowTracker().sync(workspace, "r1")
+    (workspace / "mlflow.db").unlink()
+    assert MlflowTracker().behind(workspace, "r1") is True
+    client(workspace)
+    assert MlflowTracker().behind(workspace, "r1") is True
+
+
+def test_an_older_run_does_not_answer_for_the_registry(workspace: Path) -> None:
+    sft_and_dpo(workspace)
+    MlflowTracker().sync(workspace, "r1")
+    newer = SyntheticRun(workspace, "r2")
+    newer.begin()
+    newer.finish()
+    MlflowTracker().sync(workspace, "r2")
+    model = artifact(workspace, "x", "model", Kind.MODEL, "first")
+    Aliases(workspace).register("assistant", model.digest, "r1", "sft", {})
+    assert MlflowTracker().behind(workspace, "r1") is False
+    assert MlflowTracker().behind(workspace, "r2") is True

@@ -9,7 +9,7 @@ from helpers.evaluation import Context, dataset
 from helpers.training import model_artifact
 
 from posttrain import NoOptions, Sample
-from posttrain.artifacts.kinds import Kind, PolicyFacts
+from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
 from posttrain.contracts.stage import Input
 from posttrain.errors import DataError, Interrupted, StageError
 from posttrain_plugins.data.best_of_n import BestOfN, BestOfNConfig, Scored, choose_pairs, run
@@ -161,11 +161,14 @@ def test_equal_rewards_never_pair_and_are_ordered_by_the_seed() -> None:
     assert len({chosen(tied, seed=seed)[0] for seed in range(20)}) > 2
 
 
-def test_cut_off_completions_are_rejected_but_not_chosen() -> None:
+def test_cut_off_completions_are_neither_chosen_nor_rejected() -> None:
     cut = [*scored(("long", 3.0), finished=False), *scored(("short", 2.0), ("bad", 1.0))]
     assert chosen(cut) == [("short", "bad")]
     assert chosen(cut, allow_truncated=True) == [("long", "bad")]
-    assert chosen([*scored(("long", 0.0), finished=False), *scored(("short", 2.0))]) == [("short", "long")]
+    worst = [*scored(("long", 0.0), finished=False), *scored(("short", 2.0), ("bad", 1.0))]
+    assert chosen(worst) == [("short", "bad")]
+    assert chosen(worst, allow_truncated=True) == [("short", "long")]
+    assert chosen([*scored(("long", 0.0), finished=False), *scored(("short", 2.0))]) == []
 
 
 def test_empty_completions_are_left_out() -> None:
@@ -180,4 +183,6 @@ def test_prediction_says_which_policy_once_it_is_known(tmp_path: Path) -> None:
         (Input("sft.model", Kind.MODEL, artifact.facts, artifact), artifact.digest),
     ):
         facts = BestOfN().predict(config, {"model": [source]})["pairs"].facts
-        assert (facts.format, facts.policy) == ("preference", policy)
+        assert (facts.format, facts.policy, facts.conversational) == ("preference", policy, None)
+    prompts = Input("chats.prompts", Kind.DATASET, DatasetFacts(format="messages", conversational=True))
+    assert BestOfN().predict(config, {"prompts": [prompts]})["pairs"].facts.conversational is True

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,14 @@ def test_csv(tmp_path: Path) -> None:
     assert "not UTF-8" in refusal(written(tmp_path, "d.csv", b"text\n\xff\xfe\n"))
     assert "holds no rows" in refusal(written(tmp_path, "e.csv", "text\n"))
     assert "invalid CSV" in refusal(written(tmp_path, "f.csv", 'text\n"a"b\n'))
+
+
+def test_csv_with_blank_lines_and_long_fields(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    table = read_table(written(tmp_path, "a.csv", f"text,n\n\n{long},1\n\nb,2\n\n"))
+    assert table.rows == [{"text": long, "n": "1"}, {"text": "b", "n": "2"}]
+    assert table.places == ["line 3", "line 5"]
+    assert csv.field_size_limit() == 131072
 
 
 def test_parquet_arrow_and_saved_datasets(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from helpers.stages import configured, contents, run_stage
 
+from posttrain.artifacts.manifest import canonical, digest_of
 from posttrain.contracts.stage import Certainty, Level, SourceMark
 from posttrain.errors import DataError
 from posttrain.registry.components import ConfigProblems, marked, semantic
 from posttrain_plugins.data.load import Load, LoadConfig
-from posttrain_plugins.data.rows import prompt_hash, read_rows
+from posttrain_plugins.data.rows import prompt_hash, read_rows, trained_prompts
 
 
 def rows_file(tmp_path: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") -> Path:
@@ -56,16 +57,58 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
     assert contents(tmp_path / "a" / "out-test") == contents(tmp_path / "b" / "out-test")
 
 
+def test_the_order_in_which_splits_are_named_means_nothing(tmp_path: Path) -> None:
+    rows_file(tmp_path, texts(100))
+    orders = [{"test": 0.3, "dev": 0.2}, {"dev": 0.2, "test": 0.3}]
+    configs = [configured(Load(), path="rows.jsonl", split=split) for split in orders]
+    assert digest_of(semantic(configs[0])) == digest_of(semantic(configs[1]))
+    recorded = json.loads(canonical(configs[0].model_dump(mode="json")))["split"]
+    written = [
+        contents(
+            run_stage(Load(), tmp_path / str(i), path=str(tmp_path / "rows.jsonl"), split=split).output(port)
+        )
+        for i, split in enumerate([*orders, recorded])
+        for port in ("train", "dev", "test")
+    ]
+    assert written[:3] == written[3:6] == written[6:]
+
+
+def test_conversations_with_a_prompt_in_common_stay_together_by_default(tmp_path: Path) -> None:
+    def turns(*contents: str) -> list[dict[str, str]]:
+        return [
+            {"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)
+        ]
+
+    rows = [
+        {"messages": turns(f"q{n % 12}", "a", f"then {n}", "b")[: 2 + 2 * (n % 3 > 0)]} for n in range(96)
+    ]
+    rows_file(tmp_path, rows)
+    run = run_stage(Load(), tmp_path, path="rows.jsonl", split={"test": 0.4})
+    train, test = ((run.output(port) / "prompts.txt").read_text().split() for port in ("train", "test"))
+    assert not trained_prompts(train) & trained_prompts(test)
+
+
+def test_a_file_too_large_to_read_while_planning_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = rows_file(tmp_path, texts(1))
+    path.write_text(path.read_text() + "{broken\n" + " " * (4 * 1024 * 1024))
+    config = LoadConfig(path=str(path), format="text")
+    (found,) = Load().check(config, {})
+    assert (found.level, found.certainty) == (Level.NOTE, Certainty.UNKNOWN)
+    assert "larger than 4 MB" in found.message
+    assert Load().predict(config, {})["data"].facts.rows is None
+    assert Load().prompts(config, "data", tmp_path) is None
+
+
 def test_equal_rows_and_on_demand_equal_prompts_stay_together(tmp_path: Path) -> None:
     rows = [{"prompt": f"p{n % 10}", "completion": f"c{n}"} for n in range(100)]
     rows_file(tmp_path, rows + rows)
-    run = run_stage(Load(), tmp_path, path="rows.jsonl", split={"test": 0.5})
+    run = run_stage(Load(), tmp_path, path="rows.jsonl", split={"test": 0.5}, split_by="row")
     assert [r in read_rows(run.result("train")) for r in rows].count(True) * 2 == len(
         read_rows(run.result("train"))
     )
-    by_prompt = run_stage(
-        Load(), tmp_path / "p", path=str(tmp_path / "rows.jsonl"), split={"test": 0.5}, split_by="prompt"
-    )
+    by_prompt = run_stage(Load(), tmp_path / "p", path=str(tmp_path / "rows.jsonl"), split={"test": 0.5})
     train, test = ({row["prompt"] for row in read_rows(by_prompt.result(port))} for port in ("train", "test"))
     assert train.isdisjoint(test)
 

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import DataError
-from posttrain_plugins.data.conversation import as_messages, completion_messages, content_text
+from posttrain_plugins.data.conversation import as_messages, completion_messages, content_text, tools_of
 from posttrain_plugins.data.formats import infer_format, row_problem
-from posttrain_plugins.data.rows import prompt_hash, read_rows, write_rows
+from posttrain_plugins.data.rows import (
+    asked_prompts,
+    first_prompt_hash,
+    prompt_hash,
+    read_rows,
+    trained_prompts,
+    write_rows,
+)
 
 
 def test_rows_survive_a_round_trip_and_the_bytes_are_canonical(tmp_path: Path) -> None:
@@ -26,6 +33,7 @@ def test_rows_survive_a_round_trip_and_the_bytes_are_canonical(tmp_path: Path) -
         "columns": ("prompt", "completion", "z"),
         "rows": 2,
         "policy": "ab",
+        "conversational": False,
     }
     assert len((tmp_path / "prompts.txt").read_text().splitlines()) == 2
 
@@ -53,6 +61,54 @@ def test_messages_hash_everything_before_the_last_answer() -> None:
     second = [*first, {"role": "user", "content": "2"}]
     longer = [*second, {"role": "assistant", "content": "two"}, {"role": "user", "content": "bye"}]
     assert prompt_hash({"messages": longer}, "messages") == prompt_hash({"prompt": second}, "prompt")
+
+
+def test_the_prompt_of_every_answer_is_listed(tmp_path: Path) -> None:
+    first = [{"role": "user", "content": "1"}]
+    second = [*first, {"role": "assistant", "content": "one"}, {"role": "user", "content": "2"}]
+    row = {"messages": [*second, {"role": "assistant", "content": "two"}]}
+    write_rows(tmp_path, [row, {"messages": first}], "messages")
+    early, late = (prompt_hash({"prompt": turns}, "prompt") for turns in (first, second))
+    lines = (tmp_path / "prompts.txt").read_text().splitlines()
+    assert lines == [f"{late} ~{early}", early]
+    assert trained_prompts(lines[0].split()) == {early, late}
+    assert asked_prompts(lines[0].split()) == {late}
+    assert first_prompt_hash(row, "messages") == first_prompt_hash({"messages": first}, "messages") == early
+
+
+@pytest.mark.parametrize(
+    ("row", "format", "expected"),
+    [
+        ({"text": "a"}, "text", False),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages", True),
+        ({"prompt": "a", "completion": "b", "tools": []}, "prompt_completion", False),
+        ({"prompt": [{"role": "user", "content": "a"}]}, "prompt", True),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]},
+            "preference",
+            True,
+        ),
+    ],
+)
+def test_conversations_are_a_fact(
+    tmp_path: Path, row: dict[str, object], format: str, expected: bool
+) -> None:
+    assert write_rows(tmp_path, [row], format).conversational is expected
+
+
+def test_tools_are_a_list_or_its_json() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert tools_of({"tools": tools}) == tools_of({"tools": json.dumps(tools)}) == tools
+    assert (
+        tools_of({})
+        is tools_of({"tools": None})
+        is tools_of({"tools": []})
+        is tools_of({"tools": ""})
+        is None
+    )
+    for wrong in ("{", "3", ["f"], {"name": "f"}):
+        with pytest.raises(DataError, match="column `tools`"):
+            tools_of({"tools": wrong})
 
 
 def test_no_rows_and_unfit_rows_are_refused(tmp_path: Path) -> None:

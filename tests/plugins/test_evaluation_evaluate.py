@@ -4,12 +4,14 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers.evaluation import Context, dataset
 from helpers.models import END_ID
+from helpers.training import context_for as training_context
 from helpers.training import model_artifact
 
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
@@ -79,6 +81,52 @@ def test_exact_match_counts_finished_answers_that_agree(
     ]
 
 
+def test_an_answer_with_a_special_token_in_it_is_not_correct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, [("ab", True), ("<|im_start|>abab", True), ("ababab<|im_start|>", True)])
+    context = context_for(tmp_path, PAIRS[:3], "prompt_completion")
+    measure.run(context)
+    assert [item.correct for item in items_of(context)] == [True, False, False]
+    assert items_of(context)[1].prediction == "abab", "decoding drops it, so the texts look the same"
+
+
+def test_the_model_is_put_on_the_device_that_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posttrain_plugins.data import best_of_n
+    from posttrain_plugins.models import policy as policies
+    from posttrain_plugins.training import stage as training
+
+    assert (
+        open_policy(model_artifact(tmp_path / "m"), SimpleNamespace(), device="meta").model.device.type
+        == "meta"
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert policies.usable_device() == "cuda"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert policies.usable_device() == "cpu"
+
+    class Opened(Exception):
+        pass
+
+    def opened(*_: Any, device: str = "cpu", **__: Any) -> None:
+        raise Opened(device)
+
+    for module in (measure, training, policies):
+        monkeypatch.setattr(module, "open_policy", opened)
+        monkeypatch.setattr(module, "usable_device", lambda: "the device")
+    context = context_for(tmp_path, PAIRS, "prompt_completion")
+    inputs = {"model": context.inputs["models"], "prompts": context.inputs["data"]}
+    sampling = Context(tmp_path, best_of_n.BestOfNConfig(reward="exact"), inputs)
+    learning = training_context(
+        tmp_path / "t", "train.sft", context.inputs["models"][0], PAIRS, "prompt_completion"
+    )
+    for run, given in ((measure.run, context), (best_of_n.run, sampling), (training.run, learning)):
+        with pytest.raises(Opened, match="the device"):
+            run(given)
+
+
 def test_a_chat_is_asked_up_to_its_last_turn(tmp_path: Path) -> None:
     context = context_for(tmp_path, CHATS, "messages", metrics=["exact_match", "perplexity"])
     measure.run(context)
@@ -96,7 +144,10 @@ def test_generation_and_scoring_agree_with_the_model(tmp_path: Path) -> None:
         new = policy.model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=60, eos_token_id=END_ID
         )[0, ids.shape[1] :].tolist()
-        references.append((policy.encoder.decode(new), END_ID in new))
+        answer, ended = [token for token in new if token != END_ID], END_ID in new
+        text = policy.encoder.decode(answer)
+        # An answer with a special token in it never equals a text.
+        references.append((text, ended and text == policy.encoder.decode(answer, skip_special=False)))
     rows = [
         {"prompt": row["prompt"], "completion": text or "-"}
         for row, (text, _) in zip(PAIRS, references, strict=True)
@@ -126,7 +177,7 @@ def test_several_models_are_named_by_digest_and_equal_ones_measured_once(tmp_pat
     outcome = measure.run(context)
     assert set(outcome.figures) == {f"exact_match[{model.digest[:8]}]" for model in (first, second)}
     assert len(items_of(context)) == 2 * len(PAIRS)
-    assert context.seen_progress[-1] == (12, 12)
+    assert context.seen_progress[-1] == (12, 12, "rows")
 
 
 def test_limit_takes_the_same_rows_in_any_order() -> None:
@@ -167,7 +218,7 @@ def test_suspicious_answers_are_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     answering(monkeypatch, [("ab", False)] * 6)
     context = context_for(tmp_path, PAIRS, "prompt_completion")
     measure.run(context)
-    ((level, message),) = context.notes
+    ((level, message),) = context.said
     assert level == Level.WARNING
     assert message.startswith("6 of 6 answers")
 
@@ -202,6 +253,13 @@ def test_plan_refuses_answers_longer_than_the_context() -> None:
     (found,) = check(EvaluateConfig(max_new_tokens=128), DatasetFacts(), PolicyFacts(context=128))
     assert "leaves no room" in found.message
     assert check(EvaluateConfig(max_new_tokens=127), DatasetFacts(), PolicyFacts(context=128)) == []
+
+
+def test_the_defaults_of_a_fresh_model_and_of_evaluating_it_go_together() -> None:
+    from posttrain_plugins.models.init import InitConfig
+
+    context = InitConfig.model_fields["max_position_embeddings"].default
+    assert check(EvaluateConfig(), DatasetFacts(), PolicyFacts(context=context)) == []
 
 
 def test_prediction_names_models_only_when_all_are_known(tmp_path: Path) -> None:

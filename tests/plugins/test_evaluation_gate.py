@@ -145,6 +145,25 @@ def test_an_exact_zero_from_broken_generation_is_no_result(
     assert judge(tmp_path / "mixed", mixed)[0].verdict != Verdict.COMPLETED
 
 
+def test_answers_that_are_partly_empty_and_partly_cut_off_are_no_result_either(tmp_path: Path) -> None:
+    nothing = [
+        item.model_copy(update={"prediction": ""} if i % 2 else {"finished": False})
+        for i, item in enumerate(answers(DPO, right(0, 9)))
+    ]
+    with pytest.raises(StageError, match="every answer is empty or was cut off") as caught:
+        judge(tmp_path, [*answers(SFT, right(5, 9)), *nothing])
+    assert caught.value.found == "of 9 answers 4 empty, 5 cut off"
+
+
+def test_a_baseline_that_never_stops_is_noted_and_judged_against(tmp_path: Path) -> None:
+    items = [*answers(SFT, right(0, 40), finished=False), *answers(DPO, right(30, 40))]
+    outcome, context = judge(tmp_path, items)
+    assert outcome.verdict == Verdict.COMPLETED
+    ((level, message),) = context.said
+    assert level == Level.WARNING and "every answer was cut off" in message and SFT.ref in message
+    assert judge(tmp_path / "b", items, check_answers=False)[1].said == []
+
+
 def test_models_that_the_report_lacks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="no items of this model"):
         judge(tmp_path, answers(SFT, right(5, 9)))

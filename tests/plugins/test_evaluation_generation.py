@@ -171,3 +171,53 @@ def test_models_without_a_cache_of_keys_and_values_are_refused() -> None:
     model._is_stateful = True
     with pytest.raises(StageError, match="decoder-only"):
         generate(policy_of(model), [[8]], max_new_tokens=1)
+
+
+def test_progress_is_called_while_a_batch_is_decoded_and_may_stop_it() -> None:
+    model = MODELS["llama"]()
+    seen: list[tuple[int, int]] = []
+    generate(
+        policy_of(model, ()),
+        PROMPTS,
+        max_new_tokens=40,
+        batch_tokens=100_000,
+        progress=lambda *at: seen.append(at),
+    )
+    assert seen == [(0, 7), (0, 7), (7, 7)]
+
+    class Stopped(Exception):
+        pass
+
+    steps: list[int] = []
+    model.register_forward_hook(lambda *_: steps.append(1))
+
+    def stop(done: int, total: int) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        generate(policy_of(model, ()), PROMPTS, max_new_tokens=40, batch_tokens=100_000, progress=stop)
+    assert len(steps) <= 16
+
+
+def test_a_model_that_cannot_select_logits_generates_the_same() -> None:
+    model = MODELS["llama"]()
+    expected = generate(policy_of(model), PROMPTS, max_new_tokens=8)
+    plain = model.forward
+
+    def forward(
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        cache: Any = None,
+        use_cache: bool = False,
+    ) -> Any:
+        return plain(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            use_cache=use_cache,
+        )
+
+    model.forward = forward
+    assert generate(policy_of(model), PROMPTS, max_new_tokens=8) == expected

@@ -9,6 +9,7 @@ from helpers.models import tiny_llama
 
 from posttrain.errors import DataError, StageError
 from posttrain_plugins.evaluation.likelihood import completion_nll
+from posttrain_plugins.training import head
 
 SEQUENCES = [
     SimpleNamespace(tokens=[9, 10, 11, 3], supervised=[False, False, True, True]),
@@ -38,6 +39,42 @@ def test_equals_one_sequence_at_a_time_with_all_logits(batch_tokens: int) -> Non
         ]
         assert tokens == len(terms)
         assert nll == pytest.approx(sum(terms), abs=1e-5)
+
+
+class Plain(torch.nn.Module):
+    """A model whose forward cannot be asked for some positions' logits alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_llama(40, initializer_range=0.5)
+        self.config = self.inner.config
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, use_cache: bool = False) -> Any:
+        return self.inner(input_ids, attention_mask=attention_mask, use_cache=use_cache)
+
+
+def test_a_model_without_selected_logits_is_scored_all_the_same_and_said() -> None:
+    told: list[str] = []
+    found = completion_nll(SimpleNamespace(model=Plain()), SEQUENCES, batch_tokens=1000, warn=told.append)
+    expected = completion_nll(policy(), SEQUENCES, batch_tokens=1000)
+    assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
+    assert [nll for nll, _ in found] == pytest.approx([nll for nll, _ in expected], abs=1e-5)
+    assert len(told) == 1 and "takes no `logits_to_keep`" in told[0]
+
+
+def test_logits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, held = policy(), []
+    expected = completion_nll(model, SEQUENCES, batch_tokens=1000)
+    monkeypatch.setattr(head, "LOGITS", 5 * 40)
+    model.model.lm_head.register_forward_hook(lambda module, inputs, output: held.append(output.shape[0]))
+    found = completion_nll(model, SEQUENCES, batch_tokens=1000)
+    # After the two trials of the head: 4 tokens alone, then 2, 0 and 2 together.
+    assert held[2:] == [4, 4]
+    assert [nll for nll, _ in found] == pytest.approx([nll for nll, _ in expected], abs=1e-5)
+
+
+def test_nothing_to_score_is_a_sum_of_nothing() -> None:
+    assert completion_nll(policy(), SEQUENCES[2:3], batch_tokens=10) == [(0.0, 0)]
 
 
 def test_too_long_a_sequence_is_refused() -> None:

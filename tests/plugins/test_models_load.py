@@ -73,6 +73,22 @@ def test_a_template_can_be_given(tmp_path: Path, source: Path) -> None:
     assert Encoder.open(own.output("model")).files.template == NO_SYSTEM
 
 
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("where", ["chat_template.json", "tokenizer_config.json"])
+def test_a_template_of_an_older_layout_comes_along(
+    tmp_path: Path, source: Path, where: str, options: dict[str, Any]
+) -> None:
+    (source / "chat_template.jinja").unlink()
+    if where == "chat_template.json":
+        (source / where).write_text("{}")
+    edited(source / where, chat_template=NO_SYSTEM)
+    run = run_stage(Load(), tmp_path, path="source", **options)
+    assert (run.output("model") / "chat_template.jinja").read_text() == NO_SYSTEM
+    assert run.described["model"][1].has_template is True
+    predicted = Load().predict(LoadConfig(path=str(source)), {})["model"].facts
+    assert run.described["model"][1].template == predicted.template
+
+
 def test_chatml_ends_turns_with_the_tokenizers_own_token_where_it_lacks_chatmls(
     tmp_path: Path, source: Path
 ) -> None:

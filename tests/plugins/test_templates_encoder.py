@@ -123,26 +123,75 @@ def test_the_beginning_token_comes_once(tmp_path: Path, how: str) -> None:
     assert encoder.encode_pair("a", "b").supervised == [False, False, True, True]
 
 
-def test_a_token_across_the_boundary_is_not_supervised(tmp_path: Path) -> None:
-    tokenizer = bpe_tokenizer(["hello world " * 20], 320)
-    write_tokenizer(tmp_path, tokenizer, None)
-    encoder = Encoder.open(tmp_path)
+def words(directory: Path) -> Encoder:
+    write_tokenizer(directory, bpe_tokenizer(["hello world " * 20], 320), None)
+    return Encoder.open(directory)
+
+
+def test_a_prompt_keeps_its_tokens_whatever_follows_and_the_answer_is_learned(tmp_path: Path) -> None:
+    encoder = words(tmp_path)
     encoded = encoder.encode_pair("hello ", "world")
-    assert [encoder.decode([token], skip_special=False) for token in encoded.tokens] == [
-        "hello",
-        " world",
-        "<|im_end|>",
-    ]
-    assert (encoded.supervised, encoded.straddling) == ([False, False, True], 1)
-    clean = encoder.encode_pair("hello", " world")
-    assert (clean.tokens, clean.supervised, clean.straddling) == (encoded.tokens, [False, True, True], 0)
+    before = encoder.encode_prompt("hello ")
+    assert encoded.tokens[: len(before)] == before
+    assert encoder.decode(encoded.tokens) == "hello world"
+    assert marked(encoder, encoded) == "hello [world<|im_end|>]"
+    assert encoded.straddling == 0
+    joined = encoder.encode_pair("hello", " world")
+    assert (len(joined.tokens), joined.supervised, joined.straddling) == (3, [False, True, True], 0)
 
 
-def test_leading_spaces_belong_to_the_token_whatever_the_post_processor_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["normalizer", "pre-tokenizer"])
+def test_an_answer_apart_gets_no_space_of_the_tokenizers_own(tmp_path: Path, how: str) -> None:
+    vocabulary = {"<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁a": 4, "</s>": 5, "▁b": 6}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("▁", "a"), ("▁", "b")], unk_token="<unk>"))
+    if how == "normalizer":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace()])
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    encoded = Encoder.open(tmp_path).encode_pair("a ", "b")
+    assert (encoded.tokens, encoded.supervised) == ([4, 1, 3, 5], [False, False, True, True])
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_token_across_the_start_of_a_turn_is_counted(tmp_path: Path, trims: bool) -> None:
+    """Leading spaces belong to the token, whatever the post-processor says."""
     tokenizer = bpe_tokenizer(["hello world " * 20], 320)
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    write_tokenizer(tmp_path, tokenizer, None)
-    assert Encoder.open(tmp_path).encode_pair("hello ", "world").straddling == 1
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trims)
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }} "
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    write_tokenizer(tmp_path, tokenizer, template)
+    encoder = Encoder.open(tmp_path)
+    encoded = encoder.encode_pair([{"role": "user", "content": "hello"}], "world")
+    assert (encoded.supervised, encoded.straddling) == ([False, False, True], 1)
+
+
+def test_tools_reach_the_template(tmp_path: Path) -> None:
+    template = (
+        "{% if tools %}{{ tools | join(', ') }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}:"
+        "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+    )
+    encoder = opened(tmp_path, template)
+    turns = [*ASK, {"role": "assistant", "content": "x"}, *ASK, {"role": "assistant", "content": "z"}]
+    for tools, start in ((["f", 1], "f, 1<"), (None, "<")):
+        pair = encoder.encode_pair(ASK, "x", tools)
+        prompt = encoder.encode_prompt(ASK, tools)
+        assert pair.tokens[: len(prompt)] == prompt
+        assert encoder.decode(prompt, skip_special=False).startswith(start)
+        assert sum(encoder.encode_messages(turns, tools).supervised) == 4
+
+
+def test_special_tokens_that_decoding_hides_are_told(tmp_path: Path) -> None:
+    encoder = opened(tmp_path)
+    start = encoder.files.plain.token_to_id("<|im_start|>")
+    text = encoder.encode_prompt("hi")
+    assert encoder.decode([*text, start]) == "hi"
+    assert encoder.has_special([*text, start])
+    assert not encoder.has_special([*text, END_ID])
 
 
 def test_characters_of_several_bytes(tmp_path: Path) -> None:

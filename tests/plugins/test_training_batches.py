@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.contracts.trainer import Example, TokenSequence
-from posttrain_plugins.training.batches import DataOrder, StepSampler, collate, cut, longest
+from posttrain_plugins.training.batches import (
+    Budget,
+    DataOrder,
+    StepSampler,
+    collate,
+    cut,
+    longest,
+    predicted,
+)
 
 
 def example(row: int, *lengths: int, prompt: int = 1) -> Example:
@@ -62,7 +70,7 @@ def test_sampler_follows_the_epoch_it_is_told():
 )
 def test_cut_keeps_every_example_whole_and_stays_in_the_budget(lengths: list[tuple[int, int]], budget: int):
     examples = [example(row, *pair) for row, pair in enumerate(lengths)]
-    parts = cut(examples, budget)
+    parts = cut(examples, Budget(budget))
     assert Counter(each.row for part in parts for each in part) == Counter(range(len(lengths)))
     for part in parts:
         padded = max(map(longest, part)) * sum(len(each.sequences) for each in part)
@@ -71,7 +79,10 @@ def test_cut_keeps_every_example_whole_and_stays_in_the_budget(lengths: list[tup
 
 def test_cut_separates_lengths_that_would_mostly_be_padding():
     examples = [example(row, length) for row, length in enumerate([300, 10, 290, 12])]
-    assert [[longest(each) for each in part] for part in cut(examples, 10_000)] == [[300, 290], [12, 10]]
+    assert [[longest(each) for each in part] for part in cut(examples, Budget(10_000))] == [
+        [300, 290],
+        [12, 10],
+    ]
 
 
 def test_collate_pads_on_the_right_and_marks_what_predicts():
@@ -101,3 +112,11 @@ def test_padding_equal_to_a_supervised_token_loses_nothing():
     micro = collate([one, two], pad=2, device=torch.device("cpu"))
     assert micro.targets.tolist() == [5, 2, 5, 6, 7, 2]
     assert micro.real.sum(1).tolist() == [3, 5]
+
+
+def test_cut_bounds_the_supervised_tokens_too():
+    examples = [example(row, 10, prompt=4) for row in range(7)] + [example(7, 40)]
+    parts = cut(examples, Budget(10_000, supervised=13))
+    assert [[each.row for each in part] for part in parts] == [[7], [0, 1], [2, 3], [4, 5], [6]]
+    assert all(sum(map(predicted, part)) <= 13 or len(part) == 1 for part in parts)
+    assert cut(examples, Budget(10_000, supervised=10_000)) == cut(examples, Budget(10_000))

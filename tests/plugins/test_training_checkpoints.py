@@ -20,7 +20,7 @@ from posttrain_plugins.training.checkpoints import (
     save_weights,
     write_directory,
 )
-from posttrain_plugins.training.loop import random_state, restore_random_state
+from posttrain_plugins.training.randomness import random_state, restore_random_state
 
 
 @pytest.fixture

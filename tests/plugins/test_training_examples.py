@@ -16,12 +16,22 @@ from posttrain_plugins.training.examples import Prepared, prepare
 class Letters:
     """Encodes a pair letter by letter; upper case in an answer is not supervised."""
 
-    def encode_pair(self, prompt: str, completion: str) -> Any:
+    def __init__(self, bos: str | None = None) -> None:
+        self.bos_id = None if bos is None else ord(bos)
+
+    def encode_messages(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Any:
+        return self.encode_pair("", "".join(message["content"] for message in messages))
+
+    def encode_pair(self, prompt: str, completion: str, tools: Any = None) -> Any:
         if "!" in prompt:
             raise DataError("the template declines")
-        tokens = [ord(letter) for letter in prompt + completion]
+        text = str(tools or "") + prompt + completion
+        tokens = [ord(letter) for letter in text]
+        start = len(text) - len(completion)
         return SimpleNamespace(
-            tokens=tokens, supervised=[i >= len(prompt) and chr(t).islower() for i, t in enumerate(tokens)]
+            tokens=tokens,
+            supervised=[i >= start and chr(t).islower() for i, t in enumerate(tokens)],
+            straddling="+" in prompt,
         )
 
 
@@ -35,8 +45,8 @@ def prepared(
     return prepare(
         Dpo() if preference else Sft(),
         rows,
-        Letters(),
-        "preference" if preference else "prompt_completion",
+        Letters(more.get("bos")),
+        "preference" if preference else more.get("format", "prompt_completion"),
         max_length=max_length,
         truncation=truncation,
         weight_column=more.get("weight_column"),
@@ -64,7 +74,56 @@ def test_keep_start_cuts_the_tail_and_counts_it():
 def test_a_row_that_truncation_would_mask_entirely_is_dropped_counted_and_named():
     found = prepared([{"prompt": "PPPPPP", "completion": "abc"}, {"prompt": "P", "completion": "a"}], 5)
     assert [example.row for example in found.examples] == [1]
-    assert found.notes == ["1 row(s) dropped: truncation to 5 tokens removes every supervised token"]
+    assert found.notes == ["1 row(s) dropped: truncation to 5 tokens removes every supervised token (row 1)"]
+
+
+def test_the_first_dropped_rows_are_named_by_reason():
+    rows = [{"prompt": "P", "completion": c} for c in ("A", "a", "B", "C", "D", "E", "F")]
+    assert prepared(rows[:3]).notes == ["2 row(s) dropped: no supervised token (rows 1, 3)"]
+    assert prepared(rows).notes == ["6 row(s) dropped: no supervised token (rows 1, 3, 4, 5, 6, …)"]
+
+
+def test_conversations_without_an_answer_are_dropped_and_named():
+    ask, answer = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "a"}
+    found = prepared([{"messages": [ask, answer]}, {"messages": [ask]}], format="messages")
+    assert [example.row for example in found.examples] == [0]
+    assert found.notes == ["1 row(s) dropped: no assistant turn (row 2)"]
+    with pytest.raises(DataError, match="no row of the dataset can be trained on"):
+        prepared([{"messages": [ask]}], format="messages")
+
+
+def test_tokens_between_prompt_and_answer_are_counted():
+    found = prepared([{"prompt": "P+", "completion": "a"}, {"prompt": "P", "completion": "a"}])
+    assert len(found.examples) == 2
+    (note,) = found.notes
+    assert note.startswith("1 row(s) have a token that begins in the prompt and ends in the answer")
+
+
+def test_tools_reach_the_encoder_of_both_trainers():
+    rows = [{"prompt": "P", "completion": "a", "tools": [{"f": 1}]}]
+    assert text(prepared(rows).examples[0]) == "[{'f': 1}]Pa"
+    pairs = [{"prompt": "P", "chosen": "a", "rejected": "b", "tools": '[{"f": 1}]'}]
+    assert [text(prepared(pairs).examples[0], side) for side in (0, 1)] == ["[{'f': 1}]Pa", "[{'f': 1}]Pb"]
+
+
+def test_keep_end_keeps_the_beginning_token():
+    pair = [{"prompt": "^ABCDEFG", "chosen": "wxyz", "rejected": "q"}]
+    found = prepared(pair, 10, "keep_end", bos="^").examples[0]
+    assert (text(found, 0), text(found, 1)) == ("^DEFGwxyz"[:1] + "CDEFGwxyz", "^CDEFGq")
+    short = prepared([{"prompt": "^ABC", "completion": "wxyz"}], 5, "keep_end", bos="^").examples[0]
+    assert text(short) == "^wxyz"
+    assert short.sequences[0].predicted == 4
+
+
+def test_a_pair_that_is_the_same_once_shortened_is_dropped():
+    rows = [
+        {"prompt": "P", "chosen": "abcx", "rejected": "abcy"},
+        {"prompt": "P", "chosen": "xabc", "rejected": "yabc"},
+    ]
+    found = prepared(rows, 4)
+    assert [example.row for example in found.examples] == [1]
+    assert found.dropped == {"chosen and rejected have the same tokens once they are shortened": 1}
+    assert (found.truncated, found.lost) == (1, 2)
 
 
 def test_keep_end_cuts_the_prompt_by_the_excess_and_leaves_the_answer_whole():
@@ -113,8 +172,11 @@ def test_all_rows_dropped_is_an_error_with_counts_and_reasons():
     with pytest.raises(DataError) as caught:
         prepared([{"prompt": "PPPPPP", "completion": "abc"}] * 3 + [{"prompt": "P", "completion": "A"}], 5)
     assert "4 rows, all dropped" in caught.value.found
-    assert "3: truncation to 5 tokens removes every supervised token" in caught.value.found
-    assert "1: no supervised token" in caught.value.found
+    assert (
+        "3 row(s) dropped: truncation to 5 tokens removes every supervised token (rows 1, 2, 3)"
+        in caught.value.found
+    )
+    assert "1 row(s) dropped: no supervised token (row 4)" in caught.value.found
 
 
 def test_an_empty_dataset_is_an_error():

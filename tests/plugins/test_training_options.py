@@ -160,3 +160,11 @@ def test_dpo_refuses_adapter_dropout():
 def test_a_validated_config_validates_again():
     config = SftOptions(max_steps=3, optim="sgd", lora={"r": 2})
     assert SftOptions(**config.model_dump()) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("all-linear", "all-linear"), ("q_proj", ["q_proj"]), (["q_proj", "v_proj"], ["q_proj", "v_proj"])],
+)
+def test_one_target_module_is_a_list_of_one(given: Any, kept: Any):
+    assert Lora(target_modules=given).target_modules == kept

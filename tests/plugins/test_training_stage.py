@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from helpers import training as helper
+from helpers.contexts import FakeContext
 from helpers.models import as_artifact
 from helpers.training import completion_rows, context_for, model_artifact, preference_rows, train, weights
+from safetensors.torch import load_file, save_file
 
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
 from posttrain.artifacts.manifest import Artifact
@@ -25,6 +28,8 @@ from posttrain_plugins.models.policy import open_policy
 from posttrain_plugins.trainers.dpo import Dpo, DpoOptions
 from posttrain_plugins.trainers.sft import Sft, SftOptions
 from posttrain_plugins.training import loop
+from posttrain_plugins.training import stage as stage_module
+from posttrain_plugins.training.randomness import random_state
 from posttrain_plugins.training.setting import without_dropout
 
 LN2 = math.log(2)
@@ -35,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return model_artifact(tmp_path_factory.mktemp("model"), attention_dropout=0.3)
 
 
-def sft(directory: Path, model: Artifact, rows: Any = None, **options: Any) -> helper.Context:
+def sft(directory: Path, model: Artifact, rows: Any = None, **options: Any) -> FakeContext:
     return context_for(
         directory,
         "train.sft",
@@ -46,7 +51,7 @@ def sft(directory: Path, model: Artifact, rows: Any = None, **options: Any) -> h
     )
 
 
-def dpo(directory: Path, model: Artifact, **options: Any) -> helper.Context:
+def dpo(directory: Path, model: Artifact, **options: Any) -> FakeContext:
     chosen = {"max_steps": 3, "batch_size": 4, **options}
     return context_for(directory, "train.dpo", model, preference_rows(), "preference", **chosen)
 
@@ -168,6 +173,49 @@ def test_the_learning_rate_follows_its_schedule(tmp_path: Path, model: Artifact)
     assert rates == pytest.approx([0.0, 0.05, 0.1, 0.05])
 
 
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(0.07, 7), (0.14, 14), (0.29, 29), (0.295, 30), (2.0, 200), (1e-9, 1)]
+)
+def test_epochs_that_are_fractions_take_no_step_for_a_rounding_error(epochs: float, steps: int):
+    assert stage_module._steps(SftOptions(num_train_epochs=epochs), 100) == steps
+
+
+def test_active_dropout_is_said_to_depend_on_the_cut(tmp_path: Path, model: Artifact):
+    told = sft(tmp_path / "with", model)
+    train(told)
+    assert [note for note in told.notes if "masks depend on micro_batch_tokens" in note]
+    for silent in (sft(tmp_path / "without", undropped(model)), dpo(tmp_path / "dpo", model)):
+        train(silent)
+        assert silent.notes == []
+
+
+def test_a_model_that_is_much_worse_than_guessing_is_refused(tmp_path: Path, model: Artifact):
+    damaged = model_artifact(tmp_path / "damaged", tie_word_embeddings=False)
+    file = damaged.path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] *= 1e5
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(StageError, match="guessing") as caught:
+        train(sft(tmp_path, damaged))
+    assert caught.value.where == "step 0" and "tokenizer" in caught.value.found
+
+
+def test_the_gap_to_the_reference_is_reported_once_and_is_no_final_figure(tmp_path: Path, model: Artifact):
+    context = dpo(tmp_path, model)
+    outcome = train(context)
+    assert [step for step, values in context.seen_metrics.items() if "reference/gap" in values] == [1]
+    assert "reference/gap" not in outcome.figures
+
+
+def test_the_callers_random_generators_go_on_where_they_were(tmp_path: Path, model: Artifact):
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    before = random_state()
+    train(sft(tmp_path, model))
+    after = random_state()
+    assert torch.equal(after.pop("torch"), before.pop("torch"))
+    assert after == before
+
+
 def test_epochs_count_the_ragged_last_step(tmp_path: Path, model: Artifact):
     outcome = train(sft(tmp_path, model, max_steps=-1, num_train_epochs=1.5, batch_size=4))
     assert outcome.steps == 5
@@ -187,23 +235,25 @@ class Poison(Nll):
         return type(output)([type(term)(term.values * math.nan, term.reduction) for term in output.terms])
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update(
-    tmp_path: Path, model: Artifact, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setitem(helper.LOSSES, "nll", Poison)
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path, model: Artifact):
     context = sft(tmp_path, model, save_steps=1, max_steps=5, shuffle=False, batch_size=2)
+    context.components["nll"] = Poison
     with pytest.raises(TrainingDiverged, match="the loss is not finite") as caught:
         train(context)
     assert caught.value.where == "step 3"
     assert "rows 4, 5" in caught.value.found
     kept = sorted(path.name for path in (tmp_path / "work/checkpoints").iterdir())
     assert kept == ["step-00000001", "step-00000002"]
+    assert f"the last checkpoint, of step 2, is kept in {tmp_path / 'work/checkpoints'}" in caught.value.fix
     assert not (tmp_path / "out-model").exists()
+    early = sft(tmp_path / "early", model, save_steps=0, max_steps=5)
+    early.components["nll"] = Poison
+    with pytest.raises(TrainingDiverged) as caught:
+        train(early)
+    assert "there is no checkpoint to go back to" in caught.value.fix
 
 
-def test_a_gradient_that_is_not_finite_stops_before_the_update(
-    tmp_path: Path, model: Artifact, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_gradient_that_is_not_finite_stops_before_the_update(tmp_path: Path, model: Artifact):
     class Cliff(Nll):
         def __call__(self, batch: Any, config: Any) -> Any:
             output = super().__call__(batch, config)
@@ -211,10 +261,11 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(
             steep = values + (values - values.detach()).abs().sqrt()
             return type(output)([type(output.terms[0])(steep, output.terms[0].reduction)])
 
-    monkeypatch.setitem(helper.LOSSES, "nll", Cliff)
     for number, clip in enumerate((1.0, 0.0)):
+        context = sft(tmp_path / str(number), model, max_grad_norm=clip)
+        context.components["nll"] = Cliff
         with pytest.raises(TrainingDiverged, match="norm of the gradient"):
-            train(sft(tmp_path / str(number), model, max_grad_norm=clip))
+            train(context)
 
 
 def test_weights_that_are_not_finite_are_never_saved(
@@ -260,7 +311,9 @@ def test_dropped_rows_are_noted_and_figured(tmp_path: Path, model: Artifact):
     rows = [*completion_rows(4), {"prompt": "p" * 40, "completion": "never seen"}]
     context = sft(tmp_path, model, rows, max_length=30)
     outcome = train(context)
-    assert context.notes == ["1 row(s) dropped: truncation to 30 tokens removes every supervised token"]
+    assert context.notes[0] == (
+        "1 row(s) dropped: truncation to 30 tokens removes every supervised token (row 5)"
+    )
     assert (outcome.figures["rows"], outcome.figures["rows_dropped"]) == (4.0, 1.0)
 
 

@@ -3,57 +3,56 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from helpers.models import tiny_llama
-from helpers.training import LOSSES, TRAINERS
+from helpers.contexts import catalogue
+from helpers.models import char_tokenizer, tiny_llama
+from helpers.training import ROWS, TRAININGS, format_of
 
 from posttrain.contracts.component import Component, NoOptions
 from posttrain.contracts.loss import LossOutput, PreferenceBatch, Reduction, Term, TokenBatch
+from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
 from posttrain.errors import StageError
+from posttrain_plugins.losses.sigmoid import Sigmoid
+from posttrain_plugins.templates.encoder import Encoder
+from posttrain_plugins.training import head as heads
 from posttrain_plugins.training.head import full_logits, selected_logits
-from posttrain_plugins.training.step import GAP, Averages, Stepper
-
-VOCABULARY = 40
-PAIRS = [("train.sft", "nll"), ("train.dpo", "sigmoid")]
+from posttrain_plugins.training.step import Averages, Stepper
 
 
-def sequence(generator: torch.Generator, length: int, prompt: int, role: str) -> TokenSequence:
-    tokens = torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
-    return TokenSequence(tokens, [i >= prompt and i % 4 != 3 for i in range(length)], role)
+@lru_cache(maxsize=1)
+def encoder() -> Encoder:
+    with TemporaryDirectory() as directory:
+        char_tokenizer(Path(directory))
+        return Encoder.open(Path(directory))
 
 
 def examples(uses: str, count: int = 7) -> list[Example]:
-    generator = torch.Generator().manual_seed(5)
-    roles = ("completion",) if uses == "train.sft" else ("chosen", "rejected")
-    return [
-        Example(
-            row,
-            tuple(
-                sequence(generator, 4 + (row * 5 + 3 * i) % 11, 1 + row % 2, role)
-                for i, role in enumerate(roles)
-            ),
-            weight=0.5 + row % 3,
-        )
-        for row in range(count)
-    ]
+    """Examples of ragged lengths and weights, made by the trainer itself from rows of its format."""
+    format, trainer = format_of(uses), catalogue().stage(uses)
+    made = [trainer.example(row, i, encoder(), format) for i, row in enumerate(ROWS[format](count))]
+    return [replace(each, weight=0.5 + each.row % 3) for each in made]
 
 
 def stepper(uses: str, loss: str, budget: int = 10_000, **more: Any) -> Stepper:
-    plugin = more.pop("plugin", None) or LOSSES[loss]()
+    plugin = more.pop("plugin", None) or catalogue().make(Group.LOSS, loss)
+    trainer = catalogue().stage(uses)
     made = Stepper(
-        tiny_llama(VOCABULARY).train(),
-        TRAINERS[uses](),
+        tiny_llama(encoder().vocabulary).train(),
+        trainer,
         Component(loss, plugin, plugin.config()),
         0,
         budget,
         **more,
     )
     if plugin.needs_reference:
-        width = 2
+        width = len(examples(uses, 1)[0].sequences)
         made.reference = {row: -torch.arange(1.0, width + 1) * (row + 9) for row in range(100)}
     return made
 
@@ -70,8 +69,8 @@ def assert_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor])
     assert gap <= 2e-6 * largest
 
 
-@pytest.mark.parametrize(("uses", "loss"), PAIRS)
-@pytest.mark.parametrize("budget", [1, 20, 45])
+@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
+@pytest.mark.parametrize("budget", [1, 60, 150])
 def test_cutting_the_step_changes_neither_loss_nor_metrics_nor_gradient(uses: str, loss: str, budget: int):
     rows = examples(uses)
     whole, metrics, expected = gradient(stepper(uses, loss), rows)
@@ -81,7 +80,46 @@ def test_cutting_the_step_changes_neither_loss_nor_metrics_nor_gradient(uses: st
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize(("uses", "loss"), PAIRS)
+@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
+@pytest.mark.parametrize("head", [selected_logits, full_logits])
+def test_bounding_the_logits_changes_no_gradient(
+    monkeypatch: pytest.MonkeyPatch, uses: str, loss: str, head: Any
+):
+    rows = examples(uses)
+    _, _, expected = gradient(stepper(uses, loss, head=head), rows)
+    made, held = stepper(uses, loss, head=head), []
+    made.model.lm_head.register_forward_hook(lambda module, inputs, output: held.append(output.numel()))
+    largest = max(sum(len(each.tokens) for each in row.sequences) for row in rows)
+    limit = 2 * largest * encoder().vocabulary
+    monkeypatch.setattr(heads, "LOGITS", limit)
+    assert_same(gradient(made, rows)[2], expected)
+    assert len(held) > 1 and max(held) <= limit
+
+
+@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
+def test_logits_that_fit_are_not_cut(uses: str, loss: str):
+    made = stepper(uses, loss)
+    assert len(list(made.micro_batches(examples(uses)))) == 1
+
+
+@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
+def test_masked_positions_have_no_gradient(uses: str, loss: str):
+    made, seen = stepper(uses, loss, head=full_logits), []
+
+    def keep(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    made.model.lm_head.register_forward_hook(keep)
+    rows = examples(uses)
+    made.backward(rows)
+    for logits, micro in zip(seen, made.micro_batches(rows), strict=True):
+        moved = logits.grad.abs().sum(-1) > 0
+        assert not bool(moved[~micro.predicting].any())
+        assert bool(moved[micro.predicting].any())
+
+
+@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
 def test_the_order_of_rows_changes_nothing(uses: str, loss: str):
     rows = examples(uses)
     _, _, expected = gradient(stepper(uses, loss), rows)
@@ -89,7 +127,7 @@ def test_the_order_of_rows_changes_nothing(uses: str, loss: str):
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize(("uses", "loss"), PAIRS)
+@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
 def test_padding_changes_nothing(uses: str, loss: str):
     rows = examples(uses)
     _, _, expected = gradient(stepper(uses, loss), rows)
@@ -104,7 +142,7 @@ def _with_tail(each: TokenSequence) -> TokenSequence:
     return TokenSequence([*each.tokens, 8, 8, 8], [*each.supervised, False, False, False], each.role)
 
 
-@pytest.mark.parametrize(("uses", "loss"), PAIRS)
+@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
 def test_the_fast_head_has_the_gradient_of_the_plain_one(uses: str, loss: str):
     rows = examples(uses)
     _, _, expected = gradient(stepper(uses, loss, head=full_logits), rows)
@@ -114,7 +152,7 @@ def test_the_fast_head_has_the_gradient_of_the_plain_one(uses: str, loss: str):
 def test_the_token_mean_is_taken_over_the_whole_step():
     """Against one sequence at a time through plain logits, divided once at the end."""
     rows = examples("train.sft")
-    made = stepper("train.sft", "nll", budget=15)
+    made = stepper("train.sft", "nll", budget=60)
     loss, _, found = gradient(made, rows)
     made.model.zero_grad()
     total, tokens = torch.zeros(()), 0
@@ -207,7 +245,7 @@ def test_averages_leave_out_what_is_not_finite():
 def test_a_pair_stays_in_one_micro_batch_and_finds_its_own_reference():
     seen: list[PreferenceBatch] = []
 
-    class Spy(LOSSES["sigmoid"]):
+    class Spy(Sigmoid):
         def __call__(self, batch: PreferenceBatch, config: Any) -> LossOutput:
             seen.append(batch)
             return super().__call__(batch, config)
@@ -228,10 +266,10 @@ def test_the_gap_to_the_reference_is_the_largest_by_token():
             for micro in made.micro_batches(rows)
             for i, row in enumerate(each.row for each in micro.examples)
         }
-    assert made.backward(rows).metrics[GAP] < 1e-6
+    assert made.backward(rows).gap < 1e-6
     made.reference[1] = made.reference[1] + torch.tensor([0.0, 3.0])
     tokens = rows[1].sequences[1].predicted
-    assert made.backward(rows).metrics[GAP] == pytest.approx(3.0 / tokens, rel=1e-4)
+    assert made.backward(rows).gap == pytest.approx(3.0 / tokens, rel=1e-4)
 
 
 def test_totals_group_sequences_by_example():
@@ -251,7 +289,7 @@ def test_only_supervised_positions_reach_the_head():
     made = stepper("train.sft", "nll")
     seen: list[int] = []
     made.model.lm_head.register_forward_hook(
-        lambda module, inputs, output: seen.append(output.numel() // VOCABULARY)
+        lambda module, inputs, output: seen.append(output.numel() // output.shape[-1])
     )
     rows = examples("train.sft")
     made.backward(rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from posttrain.errors import StoreError
 
-_SPACE = "free space there (`posttrain gc` removes what nothing refers to), then resume"
+_SPACE = "free space there (`posttrain store gc --delete` removes what nothing refers to), then resume"
 _RIGHTS = "make this path writable for this user, or use a workspace that is"
 _MEANING: dict[int, tuple[str, str]] = {
     errno.ENOSPC: ("the disk is full", _SPACE),
@@ -39,10 +39,11 @@ def guarded(path: Path, action: str) -> Iterator[None]:
         yield
     except OSError as error:
         meaning, fix = _MEANING.get(error.errno or 0, (error.strerror or str(error), "look at this path"))
+        place = Path(error.filename or path)
         raise StoreError(
             f"could not {action}: {meaning}",
-            where=str(error.filename or path),
-            found=_free(path) if fix is _SPACE else error.strerror,
+            where=str(place),
+            found=_free(place) if fix is _SPACE else error.strerror,
             fix=fix,
         ) from error
 

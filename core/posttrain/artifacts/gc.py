@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from posttrain.artifacts.store import Store
 from posttrain.errors import StoreError
 
 _JOURNAL = "journal.jsonl"
+_RUN_LOCK = "run.lock"
+_HASH = re.compile(rb"[0-9a-f]{64}")
 
 
 class Removed(BaseModel):
@@ -80,8 +83,8 @@ def collect(workspace: Path, dry_run: bool = True, drop_runs: Sequence[str] = ()
         drop_runs: Runs that no longer count; their directories are removed too.
 
     Raises:
-        StoreError: When a run to drop is unknown or has not ended, or a journal or the registry is damaged,
-            so that nobody can tell what they refer to.
+        StoreError: When a run to drop is unknown or has not ended, or the registry is damaged, so that nobody
+            can tell what it refers to. Of a damaged journal every digest that can be read is kept.
     """
     store = Store(workspace)
     if not store.workspace.is_dir():
@@ -130,6 +133,7 @@ class _Run:
 
     path: Path
     ended: bool = False
+    damage: str | None = None
     digests: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
 
@@ -139,11 +143,12 @@ class _Survey:
 
     def __init__(self, store: Store, drop_runs: Sequence[str]) -> None:
         self.store = store
-        self.notes: list[str] = []
+        # Before the journals: a key that is let go in between has its end in the journal by then.
+        self.locked, self.since = _held_keys(store)
         runs = {path.name: _read_run(path) for path in _children(store.workspace / "runs") if _is_run(path)}
         self.dropped = [_droppable(name, runs) for name in dict.fromkeys(drop_runs)]
         staying = [run for run in runs.values() if run not in self.dropped]
-        self.locked, self.since = _held_keys(store)
+        self.notes = [run.damage for run in staying if run.damage is not None]
         self.run_keys = {key for run in staying for key in run.keys}
         self.outputs = self._outputs()
         self.kept = self._kept({digest for run in staying for digest in run.digests})
@@ -254,7 +259,8 @@ def _droppable(name: str, runs: dict[str, _Run]) -> _Run:
         raise StoreError(
             "there is no such run", found=name, expected=f"one of {', '.join(sorted(runs)) or 'none'}"
         )
-    if not run.ended:
+    abandoned = run.damage is not None and not held(run.path / _RUN_LOCK)
+    if not run.ended and not abandoned:
         raise StoreError(
             "this run has not ended",
             where=str(run.path),
@@ -266,9 +272,22 @@ def _droppable(name: str, runs: dict[str, _Run]) -> _Run:
 
 def _read_run(path: Path) -> _Run:
     run = _Run(path)
-    for entry in _entries(path / _JOURNAL):
-        _NOTED.get(entry["type"], _nothing)(run, entry)
+    for number, line in enumerate(_lines(path / _JOURNAL), start=1):
+        entry = _entry(line)
+        if entry is None:
+            _salvage(run, line, number)
+        else:
+            _NOTED.get(entry["type"], _nothing)(run, entry)
     return run
+
+
+def _salvage(run: _Run, line: bytes, number: int) -> None:
+    """Keep whatever a damaged line may refer to: everything in it that looks like a digest or a key."""
+    found = {text.decode() for text in _HASH.findall(line)}
+    run.digests |= found
+    run.keys |= found
+    place = f"{run.path / _JOURNAL}:{number}"
+    run.damage = f"{place}: this journal is damaged; kept is what can be read, or drop run {run.path.name}"
 
 
 def _nothing(run: _Run, entry: dict[str, Any]) -> None:
@@ -299,24 +318,17 @@ _NOTED: dict[str, Callable[[_Run, dict[str, Any]], None]] = {
 }
 
 
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a journal's entries; a torn last line is ignored, a run without a journal refers to nothing."""
-    lines: list[bytes] = []
+def _lines(path: Path) -> list[bytes]:
+    """Return a journal's lines without a torn last one; a run without a journal refers to nothing."""
     with contextlib.suppress(FileNotFoundError):
-        lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            entry = json.loads(line)
-            known = isinstance(entry, dict) and isinstance(entry.get("type"), str)
-        except ValueError:
-            known = False
-        if known:
-            yield entry
-        elif number < len(lines):
-            raise StoreError(
-                "this journal is damaged, so nobody can tell what its run refers to",
-                where=f"{path}:{number}",
-                fix="repair or remove that run's directory, then collect again",
-            )
+        return path.read_bytes().split(b"\n")[:-1]
+    return []
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return a line's entry, or None when it is damaged."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("type"), str) else None

@@ -56,6 +56,9 @@ class DatasetFacts(_Facts):
     policy: str | None = Field(
         default=None, description="digest of the policy that generated the completions"
     )
+    conversational: bool | None = Field(
+        default=None, description="whether any row holds messages, which need a chat template"
+    )
 
 
 class PolicyFacts(_Facts):

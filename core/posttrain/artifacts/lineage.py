@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.artifacts.manifest import Artifact, Provenance, canonical
 from posttrain.artifacts.store import Store
+from posttrain.keypath import ABSENT, at, numbered
 
 _LONGEST = 160
 
@@ -79,15 +80,8 @@ def _ancestor(store: Store, digest: str, seen: set[str]) -> Ancestor:
 
 def _option(config: Mapping[str, Any], path: str) -> Any:
     """Return the option at a dotted path, or the path itself where the record lacks it."""
-    value: Any = config
-    for part in path.split("."):
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return path
-    return value
+    found = at(config, numbered(config, path.split(".")))
+    return path if found is ABSENT else found
 
 
 def _brief(config: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ class KeyRecord(BaseModel):
         device: The device it ran on.
         threads: CPU threads it ran with.
         created: When, ISO 8601 in UTC.
+        pipeline: The pipeline of that run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
@@ -46,6 +47,7 @@ class KeyRecord(BaseModel):
     device: str | None = None
     threads: int | None = None
     created: str
+    pipeline: str | None = None
 
 
 def read_record(path: Path, key: str) -> KeyRecord | None:

@@ -97,9 +97,8 @@ class Store:
         if len(found) == 1:
             return found[0]
         if not found:
-            raise StoreError(
-                "no artifact has this digest", found=prefix, fix="`posttrain store ls` lists all"
-            )
+            fix = "`posttrain store ls` lists all"
+            raise StoreError("no artifact has this digest", found=prefix, fix=fix)
         matches = ", ".join(f"{artifact.kind}:{artifact.digest[:20]}" for artifact in found)
         raise StoreError("several artifacts begin so", found=matches, expected="one", fix="give more digits")
 

@@ -85,13 +85,13 @@ def _plugin_verbs(catalogue: Catalogue) -> dict[str, str]:
 
 def _unknown(name: str, verbs: list[str]) -> PosttrainError:
     from posttrain.contracts.registration import Group
-    from posttrain.registry.suggestion import did_you_mean
+    from posttrain.wording import did_you_mean
 
     catalogue = _catalogue()
     for conflict in catalogue.conflicts():
         if (conflict.group, conflict.name) == (Group.COMMAND, name):
             return conflict.error()
-    advice = [did_you_mean(name, verbs), *catalogue.troubles()]
+    advice = [did_you_mean(name, verbs), *catalogue.troubles(denied=True)]
     return SpecError(
         "there is no such verb",
         where="posttrain",

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, printable, say
+from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, printable, say, warn
 from posttrain.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from posttrain.artifacts.store import KeyRecord, Store
@@ -117,11 +118,11 @@ def _differences(store: Store, workspace: Path, left: str, right: str) -> list[s
 
 def _digests(store: Store, what: str) -> dict[str, str]:
     """Return the artifacts that a stage's name (its newest outputs, by port) or a digest's start means."""
-    newest: dict[str, KeyRecord] = {}
-    for record in store.records():
-        before = newest.get(record.node)
-        if before is None or record.created > before.created:
-            newest[record.node] = record
+    from posttrain.planning.past import Past
+
+    past = Past.of(store)
+    warn(past.damaged)
+    newest = past.newest()
     nodes = [name for name in newest if name == what or name.partition("[")[0] == what]
     if nodes:
         several = len(nodes) > 1
@@ -137,7 +138,7 @@ def _digests(store: Store, what: str) -> dict[str, str]:
 
 
 def _nothing_named(what: str, nodes: list[str], error: StoreError) -> StoreError:
-    from posttrain.planning.problems import did_you_mean, listed
+    from posttrain.wording import did_you_mean, listed
 
     if set(what.rpartition(":")[2]) <= set("0123456789abcdef") and len(what) >= 4:
         return error
@@ -171,8 +172,9 @@ def _means_run(text: str, run: str) -> bool:
     return len(text) >= 4 and any(map(str.isdecimal, text)) and (run.startswith(text) or run.endswith(text))
 
 
-def _show_runs(states: list[RunState]) -> None:
+def _show_runs(states: Sequence[RunState]) -> None:
     from posttrain.cli.planview import table_of
+    from posttrain.execution.resumption import suggested
 
     if not states:
         say("no runs yet: `posttrain run quickstart` starts one")
@@ -185,9 +187,9 @@ def _show_runs(states: list[RunState]) -> None:
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.started)), f"{done}/{len(state.nodes)}",
         )  # fmt: skip
     console().print(table)
-    unfinished = [state.record.run for state in states if state.status in ("killed", "interrupted", "failed")]
-    if unfinished:
-        say(f"go on with `posttrain resume {unfinished[-1]}`")
+    warn([f"run {state.record.run}: {state.damage}" for state in states if state.damage is not None])
+    if (unfinished := suggested(states)) is not None:
+        say(f"go on with `posttrain resume {unfinished.run}`")
 
 
 def _show_nodes(state: RunState) -> None:
@@ -214,6 +216,7 @@ def _run_dict(state: RunState, *, nodes: bool) -> dict[str, Any]:
         "started": state.started,
         "ended": state.ended,
         "resumed": state.resumed,
+        "damage": None if state.damage is None else state.damage.as_dict(),
     }
     if nodes:
         shown["nodes"] = [

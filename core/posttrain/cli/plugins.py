@@ -39,7 +39,7 @@ def list_plugins(as_json: Json = False, files: Files = None) -> None:
         )
         return
     _print(_overview(catalogue))
-    for line in catalogue.troubles():
+    for line in catalogue.troubles(denied=True):
         say(line)
 
 
@@ -139,10 +139,10 @@ def _goes_by(entry: Entry, name: str, catalogue: Catalogue) -> bool:
 
 
 def _unknown(name: str, catalogue: Catalogue) -> PluginError:
-    from posttrain.registry.suggestion import did_you_mean
+    from posttrain.wording import did_you_mean
 
     known = [entry.registration.name for entry in catalogue.entries()]
-    advice = [did_you_mean(name, known), *catalogue.troubles()]
+    advice = [did_you_mean(name, known), *catalogue.troubles(denied=True)]
     fix = "; ".join(filter(None, advice)) or "`posttrain plugins list` shows every name"
     return PluginError(f"nothing is registered as {name!r}", found=name, fix=fix)
 

@@ -112,7 +112,12 @@ def run(
 
 
 def resume(
-    run: Annotated[str | None, typer.Argument(help="The run; the newest one when left out.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="The run; when left out, the newest that was interrupted, was killed, or failed."
+        ),
+    ] = None,
     runner: RunnerName = None,
     workspace: Workspace = DEFAULT_WORKSPACE,
     quiet: Quiet = False,
@@ -120,13 +125,12 @@ def resume(
 ) -> None:
     """Go on with a run that was interrupted, was killed, or failed."""
     from posttrain.cli.live import view
-    from posttrain.execution.records import find_run, require_resumable
+    from posttrain.execution.resumption import resumable
     from posttrain.pipeline import Pipeline
 
     workspace = workspace.absolute()
     with reserved(as_json):
-        record = find_run(workspace, run)
-        require_resumable(record)
+        record = resumable(workspace, run)
         warnings = tuple(Pipeline.recorded(record)[0].warnings)
     if not as_json:
         warn(warnings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -34,6 +35,8 @@ class Registration:
             A plugin in a local file may give the object itself.
         numerics: Raise it when the same inputs and options give other outputs than before; it is part of the key.
         reference: The paper or equation it implements, if any.
+        requires: Libraries that are not always installed and without which it cannot be used. What is used unasked,
+            such as the default runner and trackers, is left out where one is missing.
     """
 
     name: str
@@ -41,6 +44,12 @@ class Registration:
     target: Any
     numerics: int = 1
     reference: str | None = None
+    requires: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """Whether everything it requires is installed; imports none of it."""
+        return all(importlib.util.find_spec(library) is not None for library in self.requires)
 
     def load(self) -> Any:
         """Import and return the target."""

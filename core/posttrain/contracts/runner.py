@@ -51,6 +51,10 @@ class Execution(Protocol):
     """Node names, every node after what it depends on."""
     dependencies: Mapping[str, Sequence[str]]
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop; nodes that are performed from now on end as interrupted."""
+
     def perform(self, node: str) -> NodeResult:
         """Bind, reuse or run one node, journal it, and return its end. Never raises for a stage's own failure.
 

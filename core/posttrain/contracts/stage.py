@@ -5,7 +5,7 @@ Everything here is light; `target` names the function that only the worker impor
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -144,6 +144,8 @@ class Stage(ABC):
         preload: Modules worth importing before a worker is forked, such as `("torch", "transformers")`.
         tiny: Options that make a smoke run small (`--tiny`); `None` takes an option away.
         external: The stage has an effect outside the store; `holds` is asked before it is skipped.
+        shared: Numerics versions, by name, of the code that stages of several plugins share (a training loop).
+            They are part of every key, whichever plugin the stage comes from. A base class sets them.
     """
 
     config: ClassVar[type[StageConfig]] = StageConfig
@@ -152,10 +154,11 @@ class Stage(ABC):
     preload: ClassVar[tuple[str, ...]] = ()
     tiny: ClassVar[Mapping[str, Any]] = {}
     external: ClassVar[bool] = False
+    shared: ClassVar[Mapping[str, int]] = {}
 
+    @abstractmethod
     def outputs(self, config: Any) -> tuple[Port, ...]:
         """Return the output ports; they may depend on the options (a split names its parts)."""
-        raise NotImplementedError(f"{type(self).__name__} must say what it puts out")
 
     def shrink(self, config: Any) -> Mapping[str, Any]:
         """Return what `--tiny` overlays on these options: `tiny`, unless that depends on them."""

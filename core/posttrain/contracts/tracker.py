@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +14,12 @@ class Tracker(Protocol):
     what is missing and changes nothing that is there. What it raises becomes a note on the run.
     """
 
-    def sync(self, workspace: Path, run: str) -> None:
-        """Project the journal and the events of `run`."""
+    def sync(self, workspace: Path, run: str) -> Sequence[str] | None:
+        """Project the journal and the events of `run`.
+
+        Returns:
+            What a person should know although everything is there, such as a change that somebody else made.
+        """
 
     def behind(self, workspace: Path, run: str) -> bool:
         """Whether the projection lacks something; cheap, imports nothing heavy."""

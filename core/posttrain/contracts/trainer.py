@@ -25,11 +25,13 @@ class TokenSequence:
         tokens: Token ids, length T.
         supervised: T truth values; position t counts when token t is to be predicted. Position 0 never is.
         role: What the sequence is to its example: `completion`, `chosen`, `rejected`.
+        straddling: Tokens that begin before an answer and end inside it, and so are not supervised.
     """
 
     tokens: Sequence[int]
     supervised: Sequence[bool] | Sequence[int]
     role: str
+    straddling: int = 0
 
     @property
     def predicted(self) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from posttrain.artifacts.store import Store
-from posttrain.contracts.stage import Finding, Input, SecretMark
-from posttrain.errors import HandoffError
+from posttrain.contracts.stage import Certainty, Finding, Input, Level, SecretMark
+from posttrain.errors import DataError, HandoffError
 from posttrain.planning.graph import Graph, Node, Reference
 from posttrain.planning.handoffs import Handoffs, refusals
-from posttrain.planning.keys import key_ingredients, key_of
+from posttrain.planning.keys import key_ingredients, key_of, source_digests
 from posttrain.planning.secrets import is_reference
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import marked
@@ -42,6 +43,33 @@ class Bound:
         """The node's options as JSON; secrets are references."""
         options: dict[str, Any] = self.node.config.model_dump(mode="json")
         return options
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the check and the rules warn of now that the real artifacts are there."""
+        return [
+            f"{finding.rule}: {finding.message}"
+            for finding in self.findings
+            if finding.level == Level.WARNING and finding.certainty == Certainty.VERIFIED
+        ]
+
+    def require_same_sources(self, base: Path, store: Store) -> None:
+        """Refuse what was built while a source file changed: nobody can tell which content it was built from.
+
+        Raises:
+            DataError: A source is not what the key says any more.
+        """
+        known: dict[str, str] = self.ingredients["sources"]
+        now = source_digests(self.node.config, base, store.memo)
+        changed = [option for option in known if now.get(option) != known[option]]
+        if changed:
+            raise DataError(
+                "this source changed while it was read",
+                where=f"{self.node.name}.with.{changed[0]}",
+                found=f"sha256 {now.get(changed[0])}",
+                expected=f"sha256 {known[changed[0]]}",
+                fix="let its writer finish first, then run again",
+            )
 
 
 def bind(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import posttrain
 from posttrain.artifacts.files import guarded
-from posttrain.errors import PosttrainError, StoreError
+from posttrain.errors import PluginError, PosttrainError, StoreError
 
 _CORE = Path(str(posttrain.__file__)).parent
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -30,8 +33,10 @@ def explain(error: BaseException, targets: Sequence[str], workspace: Path) -> di
     """
     if isinstance(error, PosttrainError):
         return error.as_dict()
-    if isinstance(error, OSError) and error.errno in _STORAGE:
-        return storage_error(error, workspace).as_dict()
+    if (storage := _storage(error)) is not None:
+        return storage_error(storage, workspace).as_dict()
+    if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name)) is not None:
+        return _not_installed(error, extra, targets).as_dict()
     parts = dict.fromkeys(("type", "message", "where", "found", "expected", "fix"))
     parts.update(type=type(error).__name__, message=_message(error), where=_plugin_frame(error, targets))
     return parts
@@ -44,6 +49,35 @@ def storage_error(error: OSError, workspace: Path) -> StoreError:
             raise error
     except StoreError as known:
         return known
+
+
+def _storage(error: BaseException) -> OSError | None:
+    """Return the system's refusal to store something; libraries that are not Python's own only quote its words."""
+    if isinstance(error, OSError):
+        return error if error.errno in _STORAGE else None
+    quoted = (code for code in _STORAGE if os.strerror(code) in str(error))
+    return next((OSError(code, os.strerror(code)) for code in quoted), None)
+
+
+def _extra_with(module: str | None) -> str | None:
+    """Return the extra of posttrain that brings a module, None when none does."""
+    name = re.sub(r"[-_.]+", "-", (module or "").partition(".")[0]).lower()
+    try:
+        requirements = metadata.requires("posttrain") or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = (re.match(r"([A-Za-z0-9._-]+).*\bextra == [\"'](.+?)[\"']", text) for text in requirements)
+    extras = {re.sub(r"[-_.]+", "-", match[1]).lower(): match[2] for match in found if match}
+    return extras.get(name)
+
+
+def _not_installed(error: ModuleNotFoundError, extra: str, targets: Sequence[str]) -> PluginError:
+    return PluginError(
+        f"{error.name} is not installed",
+        where=_plugin_frame(error, targets),
+        found=f"the interpreter {sys.executable}",
+        fix=f"pip install 'posttrain[{extra}]'",
+    )
 
 
 def _message(error: BaseException) -> str:

@@ -41,6 +41,7 @@ class Builder:
     stop: Stop
     grace: float
     redactor: Redactor
+    secrets: frozenset[str]
     note: Callable[[str], None]
     forward: Callable[[dict[str, Any]], None]
 
@@ -111,7 +112,12 @@ class Builder:
     def _job(self, node: Node, request: Request, attempt: Attempt, lock: KeyLock, grant: Grant) -> Job:
         runtime = node.runtime
         environment = worker_environment(
-            os.environ, threads=grant.cpus, gpus=grant.gpus, secrets=request.secrets, extra=runtime.env
+            os.environ,
+            threads=grant.cpus,
+            gpus=grant.gpus,
+            secrets=request.secrets,
+            others=self.secrets,
+            extra=runtime.env,
         )
         python = None if runtime.python is None else _interpreter(runtime.python, self.graph.base)
         if python is not None:
@@ -121,7 +127,6 @@ class Builder:
             log=attempt.log,
             environment=environment,
             descriptors={LIVENESS_FD: self.lifeline.read_end, LOCK_FD: lock.fileno()},
-            threads=grant.cpus,
             python=python,
             preload=node.plugin.preload,
             forkable=may_fork(node),

@@ -51,6 +51,7 @@ def commit(store: Store, bound: Bound, result: Result, run: str, seconds: float)
         device=result.device,
         threads=result.threads,
         created=created,
+        pipeline=bound.node.pipeline,
     )
     store.record(record)
     return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -30,12 +31,14 @@ _PROGRESS_INTERVAL = 0.2
 class EventLog:
     """Appends events to one file, one whole line a write, so that a reader never sees two lines mixed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, redactor: Redactor) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._redactor = redactor
 
     def write(self, event: Progress | Metrics | Note) -> None:
-        """Append one event."""
-        os.write(self._descriptor, event.model_dump_json().encode() + b"\n")
+        """Append one event, without the stage's secrets in any of its texts and names."""
+        shown = self._redactor.value(event.model_dump(mode="json"))
+        os.write(self._descriptor, json.dumps(shown, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -63,7 +66,6 @@ class WorkerContext:
         catalogue: Catalogue,
         events: EventLog,
         stopping: Callable[[], bool],
-        redactor: Redactor,
     ) -> None:
         self.node = request.node
         self.stage = stage
@@ -82,7 +84,6 @@ class WorkerContext:
         self._catalogue = catalogue
         self._events = events
         self._stopping = stopping
-        self._redactor = redactor
         self._last_progress = -math.inf
         self._said: set[str] = set()
 
@@ -193,7 +194,7 @@ class WorkerContext:
     def _once(self, about: str, message: str, level: Level = Level.WARNING) -> None:
         if about not in self._said:
             self._said.add(about)
-            self._events.write(Note(time=time.time(), level=level, message=self._redactor.text(message)))
+            self._events.write(Note(time=time.time(), level=level, message=message))
 
     def _known(self, port: str) -> Port:
         if port not in self._ports:

@@ -19,7 +19,11 @@ from posttrain.planning.secrets import has_secret_shape, is_reference, looks_lik
 
 BRIDGES = "bridges"
 
-_SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|KEY(S|_ID)?(_|$)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"""TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|KEY(S|_ID)?(_|$)
+      |(^|_)(PAT|JWT|CREDS?)(_|$)|(^|_)(PASS|AUTH|DSN)$|_PWD$""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 _FIXED = {
     "HF_HUB_OFFLINE": "1",
@@ -34,14 +38,26 @@ _FIXED = {
 }
 
 
-def without_secrets(environ: Mapping[str, str], declared: Collection[str] = ()) -> dict[str, str]:
-    """Return `environ` without the variables that hold secrets, except those the stage declared."""
+def without_secrets(
+    environ: Mapping[str, str], declared: Collection[str] = (), others: Collection[str] = ()
+) -> dict[str, str]:
+    """Return `environ` without the variables that hold secrets, except those the stage declared.
+
+    Args:
+        environ: The environment.
+        declared: Names of the secrets that the stage declared.
+        others: Names that any stage of the run declared: secrets, whatever their names look like.
+    """
     return {
         name: value
         for name, value in environ.items()
-        if name in declared
-        or not (_SECRET_NAME.search(name) or looks_like_secret(name, value) or has_secret_shape(value))
+        if name in declared or not (name in others or _holds_secret(name, value))
     }
+
+
+def _holds_secret(name: str, value: str) -> bool:
+    named = _SECRET_NAME.search(name) is not None
+    return named or looks_like_secret(name, value) or has_secret_shape(value)
 
 
 def worker_environment(
@@ -50,6 +66,7 @@ def worker_environment(
     threads: int,
     gpus: Sequence[str] = (),
     secrets: Collection[str] = (),
+    others: Collection[str] = (),
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the environment of a stage's process.
@@ -59,13 +76,14 @@ def worker_environment(
         threads: Threads for numerical libraries; set before anything is imported.
         gpus: Ids of the GPUs it may see; none hides all of them.
         secrets: Names of the variables that the stage declared.
+        others: Names of the variables that any stage of the run declared.
         extra: What the pipeline sets under `runtime.env`, secrets by reference; it wins.
 
     Raises:
         SpecError: A reference's variable is not set.
     """
     return {
-        **without_secrets(environ, secrets),
+        **without_secrets(environ, secrets, others),
         **_FIXED,
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -86,11 +104,12 @@ def with_posttrain(environ: Mapping[str, str], python: str, workspace: Path) -> 
     Raises:
         StageError: The interpreter does not start, or lacks what posttrain itself needs.
     """
-    found = _imports_posttrain(python, environ.get("PYTHONPATH"))
+    found = _imports_posttrain(python, tuple(sorted(environ.items())))
     if found is None:
         return dict(environ)
     path = os.pathsep.join(filter(None, [str(_bridge(workspace)), environ.get("PYTHONPATH")]))
-    problem = _imports_posttrain(python, path)
+    bridged = {**environ, "PYTHONPATH": path}
+    problem = _imports_posttrain(python, tuple(sorted(bridged.items())))
     if problem is not None:
         raise StageError(
             "posttrain cannot be imported by the interpreter of this stage",
@@ -98,16 +117,17 @@ def with_posttrain(environ: Mapping[str, str], python: str, workspace: Path) -> 
             found=problem,
             fix=f"{python} -m pip install posttrain",
         )
-    return {**environ, "PYTHONPATH": path}
+    return bridged
 
 
 @cache
-def _imports_posttrain(python: str, path: str | None) -> str | None:
+def _imports_posttrain(python: str, environ: tuple[tuple[str, str], ...]) -> str | None:
     """Return None when the interpreter can import the worker, else the last line of what it said."""
-    environ = without_secrets(os.environ) | ({} if path is None else {"PYTHONPATH": path})
     command = [python, "-P", "-c", "import posttrain.execution.worker"]
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=dict(environ), capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StageError(
             "the interpreter of this stage does not start",
@@ -147,15 +167,21 @@ def _packages() -> list[Path]:
 
 
 @contextmanager
-def variables(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process while the block lasts, then put back what was there."""
-    before = {name: os.environ.get(name) for name in wanted}
+def variables(wanted: Mapping[str, str], hidden: Collection[str] = ()) -> Iterator[None]:
+    """Set environment variables of this process while the block lasts, then put back what was there.
+
+    Args:
+        wanted: What to set.
+        hidden: Names to take away, unless they are wanted.
+    """
+    before = {name: os.environ.get(name) for name in {*wanted, *hidden}}
+    for name in before.keys() - wanted.keys():
+        os.environ.pop(name, None)
     os.environ.update(wanted)
     try:
         yield
     finally:
         for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
+            os.environ.pop(name, None)
+            if value is not None:
                 os.environ[name] = value

@@ -73,7 +73,6 @@ class ZygoteLauncher:
                 "request": str(job.request),
                 "set": {k: v for k, v in job.environment.items() if self._environment.get(k) != v},
                 "unset": [name for name in self._environment if name not in job.environment],
-                "threads": job.threads,
                 "descriptors": list(job.descriptors),
             }
             try:
@@ -88,6 +87,11 @@ class ZygoteLauncher:
 
     def close(self) -> None:
         """Let the zygote end; whatever it still runs is killed."""
+        with self._lock:
+            working = any(handle.working for handle in self._handles.values())
+        if not working:
+            # It need not finish its imports, and nobody is left for it to kill.
+            self._process.kill()
         self._channel.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(_END_SECONDS)
@@ -128,6 +132,12 @@ class ForkHandle(Handle):
         self._code: int | None = None
         self._lost = False
         self._changed = threading.Condition()
+
+    @property
+    def working(self) -> bool:
+        """Whether the worker was forked and its end is not known."""
+        with self._changed:
+            return self.pid is not None and self._code is None and not self._lost
 
     def started(self, pid: int) -> None:
         """The zygote forked; a worker that was cancelled meanwhile is killed."""
@@ -232,12 +242,14 @@ class Launchers:
                     self._give_up(f"the preloaded interpreter did not start ({error})")
 
     def choose(self, job: Job) -> Launcher:
-        """Return the launcher for a worker."""
+        """Return the launcher for a worker; the zygote is started at the latest for the first it may fork."""
+        if not job.forkable:
+            return self._process
         self.warm()
         with self._lock:
             if self._zygote is not None and self._usable and self._zygote.dead:
                 self._give_up(f"the preloaded interpreter ended by itself (see {self._log})")
-            if job.forkable and self._usable and self._zygote is not None:
+            if self._usable and self._zygote is not None:
                 return self._zygote
         return self._process
 

@@ -10,11 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from posttrain.artifacts.files import guarded
 from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import StoreError
 
@@ -94,31 +97,65 @@ class Journal:
         self._lock = threading.Lock()
 
     def append(self, entry: RunStarted | NodeStarted | NodeEnded | RunNote | RunEnded) -> None:
-        """Write one entry and force it to disk."""
-        line = entry.model_dump_json() + "\n"
-        with self._lock, self.path.open("ab") as file:
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        """Write one entry and force it to disk; one that cannot be written whole leaves no trace.
+
+        Raises:
+            StoreError: The disk is full, or the journal cannot be written.
+        """
+        line = memoryview(entry.model_dump_json().encode() + b"\n")
+        with self._lock, self._extended() as file:
+            before = os.fstat(file.fileno()).st_size
+            try:
+                while line:
+                    line = line[file.write(line) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                os.ftruncate(file.fileno(), before)
+                raise
+
+    @contextmanager
+    def _extended(self) -> Iterator[FileIO]:
+        with guarded(self.path, "go on with the run's journal"), self.path.open("ab", buffering=0) as file:
+            yield file
+
+    def mend(self) -> None:
+        """Cut off a torn last line, so that the next entry begins a line of its own.
+
+        Only for whoever has claimed the run: another process may be in the middle of that line.
+        """
+        with self._lock, guarded(self.path, "mend the journal"):
+            if not self.path.exists():
+                return
+            with self.path.open("r+b") as file:
+                content = file.read()
+                end = content.rfind(b"\n") + 1
+                if end < len(content):
+                    file.truncate(end)
+                    os.fsync(file.fileno())
 
 
 def read_journal(directory: Path) -> Iterator[RunStarted | NodeStarted | NodeEnded | RunNote | RunEnded]:
-    """Yield the entries of a run. A torn last line (the parent was killed while writing) is ignored."""
+    """Yield the entries of a run. A last line without its end (the parent was killed meanwhile) is ignored.
+
+    Raises:
+        StoreError: There is no journal, or another line of it is damaged.
+    """
     path = directory / JOURNAL
     if not path.exists():
         raise StoreError(
             "this run has no journal", where=str(path), fix="see `posttrain status` for the runs there are"
         )
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines):
-        if not line:
-            continue
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
             yield _ENTRY.validate_json(line)
         except ValueError as error:
-            if number == len(lines) - 1:
-                return
-            raise StoreError("this journal is damaged", where=f"{path}:{number + 1}", found=error) from error
+            raise StoreError(
+                "this journal is damaged",
+                where=f"{path}:{number}",
+                found=error,
+                fix="start another run: what is in the store is reused",
+            ) from error
 
 
 def node_ends(directory: Path) -> Mapping[str, NodeEnded]:

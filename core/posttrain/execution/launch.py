@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from typing import Protocol
 from posttrain.execution import worker
 from posttrain.execution.environment import variables
 from posttrain.execution.liveness import kill_group
+from posttrain.execution.machine import kept_threads
 
 MODULE = "posttrain.execution"
 
@@ -29,7 +30,6 @@ class Job:
         log: Where the worker's output goes.
         environment: Its whole environment.
         descriptors: Inherited descriptors by the environment variable that names them.
-        threads: Threads for numerical libraries.
         python: Another interpreter, or None for this one.
         preload: Modules the stage wants imported before a fork.
         forkable: Whether a preloaded interpreter may fork it.
@@ -40,7 +40,6 @@ class Job:
     log: Path
     environment: Mapping[str, str]
     descriptors: Mapping[str, int]
-    threads: int
     python: str | None = None
     preload: tuple[str, ...] = ()
     forkable: bool = False
@@ -170,16 +169,25 @@ class InlineLauncher:
     Args:
         stopping: Whether the run was asked to stop.
         debug: Let a stage's exception through to the caller instead of turning it into a failed result.
+        secrets: Names of the variables that any stage declared; each sees its own alone.
     """
 
-    def __init__(self, stopping: Callable[[], bool], debug: bool = False) -> None:
+    def __init__(
+        self, stopping: Callable[[], bool], debug: bool = False, secrets: Collection[str] = ()
+    ) -> None:
         self._stopping = stopping
         self._debug = debug
+        self._secrets = secrets
         self._one_at_a_time = threading.Lock()
 
     def start(self, job: Job) -> Handle:
         """Run the stage to its end, then return."""
-        with self._one_at_a_time, variables(job.environment), job.log.open("a", encoding="utf-8") as log:
+        with (
+            self._one_at_a_time,
+            kept_threads(),
+            variables(job.environment, self._secrets),
+            job.log.open("a", encoding="utf-8") as log,
+        ):
             return InlineHandle(worker.run(job.request, self._stopping, log=log, debug=self._debug))
 
 

@@ -11,8 +11,8 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
+from posttrain.execution.processes import group_alive
 from posttrain.execution.protocol import LIVENESS_FD, LOCK_FD
 
 
@@ -58,16 +58,5 @@ def kill_group(pid: int) -> None:
 def await_group_end(pid: int, seconds: float = 5.0) -> None:
     """Wait until a killed group is dead, so that a successor does not meet it in its directory."""
     deadline = time.monotonic() + seconds
-    while not _dead(pid) and time.monotonic() < deadline:
+    while group_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-
-
-def _dead(pid: int) -> bool:
-    """Whether a group has no members, or a leader that is dead and that nobody has reaped."""
-    try:
-        os.killpg(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (ProcessLookupError, PermissionError):
-        return True
-    except FileNotFoundError:
-        return False

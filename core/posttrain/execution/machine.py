@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from posttrain.planning.versions import current_versions
@@ -24,6 +26,30 @@ def used_device(device: str | None) -> str:
     if device == "cuda" and torch is not None and torch.cuda.is_available():
         return f"cuda ({torch.cuda.get_device_name(0)})"
     return f"cpu ({platform.machine()})"
+
+
+def take_threads() -> None:
+    """Let a library that is imported already use as many threads as `OMP_NUM_THREADS` says now.
+
+    Libraries read the variable once, when they are imported: in a forked worker and in the caller's own
+    process that may be long ago.
+    """
+    torch: Any = sys.modules.get("torch")
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if torch is not None and wanted.isdigit() and int(wanted) > 0:
+        torch.set_num_threads(int(wanted))
+
+
+@contextmanager
+def kept_threads() -> Iterator[None]:
+    """Put this process's number of threads back after the block."""
+    torch: Any = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if before is not None:
+            torch.set_num_threads(before)
 
 
 def used_threads(threads: int | None) -> int:

@@ -1,51 +1,99 @@
-"""Processes by pid *and* start time (pids are used again)."""
+"""Processes by pid *and* start (pids are used again), and process groups."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import signal
 import subprocess
 import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-TOLERANCE = 2.0
-"""Seconds by which two readings of a process's start time may differ (boot time comes in whole seconds)."""
+_PROC = Path("/proc")
+_TICKS = 2**33
+"""More ticks than a machine counts from one boot to the next (2.7 years at 100 a second)."""
+_BOOTS = 2**20
+_PAUSE = 0.05
 
 
 def start_time(pid: int) -> float | None:
-    """Return when a living process started, in seconds since the epoch; None for a dead one or a zombie."""
-    if Path("/proc/self/stat").exists():
-        return _start_from_proc(pid)
-    return _start_from_ps(pid)
+    """Return what tells a living process from every other that has its pid; None for a dead one or a zombie.
+
+    A number to be compared with `alive`, not a time of day: where there is `/proc` it is made of the ticks
+    from boot to the process's start and of the boot's id, so that it survives a change of the clock.
+    """
+    return _start_from_proc(pid) if (_PROC / "self" / "stat").exists() else _start_from_ps(pid)
 
 
 def alive(pid: int, started: float) -> bool:
-    """Whether the process `pid` that started at `started` still runs. An ended child is reaped."""
+    """Whether the process `pid` that `start_time` called `started` still runs. An ended child is reaped."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    found = start_time(pid)
-    return found is not None and abs(found - started) <= TOLERANCE
+    return start_time(pid) == started
+
+
+def same_boot(started: float) -> bool:
+    """Whether what `start_time` called `started` began since this machine was started."""
+    now = start_time(os.getpid())
+    return now is not None and abs(now - started) < _TICKS
+
+
+def group_alive(group: int, started: float | None = None) -> bool:
+    """Whether a process group has a member that still runs; dead ones that nobody has reaped do not count.
+
+    Args:
+        group: The group, which has the pid of its leader.
+        started: What `start_time` said of the leader. The number of a group is not used again while a member
+            lives, so a group without a leader is the same one; a leader of another start means that it is not.
+    """
+    if started is not None and start_time(group) not in (None, started):
+        return False
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    if not (_PROC / "self" / "stat").exists():
+        return True
+    members = (_fields(int(path.name)) for path in _PROC.iterdir() if path.name.isdigit())
+    return any(fields is not None and int(fields[2]) == group for fields in members)
+
+
+def terminate(pid: int, started: float, patience: float = 10.0) -> None:
+    """End a group, with or without its leader: SIGTERM, then SIGKILL after `patience` seconds."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        # `alive` reaps a leader that is a child of this process.
+        if not (alive(pid, started) or group_alive(pid, started)):
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)
+        deadline = time.monotonic() + patience
+        while (alive(pid, started) or group_alive(pid, started)) and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
 
 
 def _start_from_proc(pid: int) -> float | None:
+    fields = _fields(pid)
+    return None if fields is None else float(_boot() * _TICKS + int(fields[19]) % _TICKS)
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Return what `/proc` says of a process that runs, from its state on; None for a dead one or a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # the command name stands in parentheses and may hold spaces: fields are counted from the last one
+    # The command name stands in parentheses and may hold spaces: fields are counted from the last one.
     fields = stat.rpartition(")")[2].split()
-    if fields[0] in "ZX":
-        return None
-    return _boot_time() + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return None if fields[0] in "ZX" else fields
 
 
 @cache
-def _boot_time() -> float:
-    for line in Path("/proc/stat").read_text().splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    raise OSError("/proc/stat names no boot time")
+def _boot() -> int:
+    """Return a number for this boot, small enough to leave a float room for the ticks."""
+    name = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_bytes()
+    return int.from_bytes(hashlib.sha256(name.strip()).digest()[:8]) % _BOOTS
 
 
 def _start_from_ps(pid: int) -> float | None:

@@ -100,6 +100,7 @@ class RunRecord:
                     fix="wait for it, or stop that process",
                 )
         with lock:
+            self.journal.mend()
             yield
 
 
@@ -186,7 +187,7 @@ class RunState:
 
     Args:
         record: The run.
-        status: `running`, `killed` (no end in the journal and no process), or how it ended.
+        status: `running`, `killed` (no end in the journal and no process), `damaged`, or how it ended.
         pipeline: The pipeline's name.
         runner: The runner of its last start.
         pid: The process of its last start.
@@ -194,6 +195,7 @@ class RunState:
         ended: When it ended.
         resumed: How often it was resumed.
         nodes: The nodes that came up so far.
+        damage: What is wrong with the journal; the rest is then what could be read before it.
     """
 
     record: RunRecord
@@ -205,20 +207,21 @@ class RunState:
     ended: float | None
     resumed: int
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    damage: StoreError | None = None
 
 
 def run_state(record: RunRecord) -> RunState:
-    """Return how a run stands.
+    """Return how a run stands; one with a damaged journal says so and does not hide the others.
 
     Raises:
-        StoreError: It has no readable journal.
+        StoreError: It has no journal.
     """
     # Asked before the journal is read: a run that ends in between then shows its end, never as killed.
     live = record.live
-    entries = list(read_journal(record.directory))
+    entries, damage = _readable(record)
     starts = [entry for entry in entries if isinstance(entry, RunStarted)]
-    if not starts:
-        raise StoreError("this run's journal has no beginning", where=str(record.directory / JOURNAL))
+    if not starts or damage is not None:
+        return _damaged(record, entries, starts, damage)
     last = entries.index(starts[-1])
     end = next((entry for entry in entries[last:] if isinstance(entry, RunEnded)), None)
     return RunState(
@@ -231,6 +234,38 @@ def run_state(record: RunRecord) -> RunState:
         ended=None if end is None else end.time,
         resumed=len(starts) - 1,
         nodes=_node_states(entries, running=end is None and live),
+    )
+
+
+def _readable(record: RunRecord) -> tuple[list[Any], StoreError | None]:
+    """Return the entries up to the first damage, and the damage."""
+    entries: list[Any] = []
+    journal = read_journal(record.directory)
+    if not (record.directory / JOURNAL).exists():
+        return list(journal), None
+    try:
+        entries.extend(journal)
+    except StoreError as error:
+        return entries, error
+    return entries, None
+
+
+def _damaged(
+    record: RunRecord, entries: list[Any], starts: list[RunStarted], damage: StoreError | None
+) -> RunState:
+    path = record.directory / JOURNAL
+    last = starts[-1] if starts else None
+    return RunState(
+        record=record,
+        status="damaged",
+        pipeline="" if last is None else last.pipeline,
+        runner="" if last is None else last.runner,
+        pid=0 if last is None else last.pid,
+        started=starts[0].time if starts else path.stat().st_mtime,
+        ended=None,
+        resumed=max(0, len(starts) - 1),
+        nodes=_node_states(entries, running=False),
+        damage=damage or StoreError("this run's journal has no beginning", where=str(path)),
     )
 
 
@@ -251,9 +286,11 @@ def require_resumable(record: RunRecord) -> RunState:
     """Return the state of a run that can be resumed.
 
     Raises:
-        StoreError: It is running, or there is nothing left to do.
+        StoreError: It is running, its journal is damaged, or there is nothing left to do.
     """
     state = run_state(record)
+    if state.damage is not None:
+        raise state.damage
     if state.status == "running":
         raise StoreError(
             f"run {record.run} is running",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from posttrain.errors import Interrupted, StageError
 from posttrain.planning.spec import Resources
 
 _POLL = 0.2
+CONTROL = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,38 @@ class Machine:
             )
             gpus = tuple(str(number) for number in range(count))
         else:
-            gpus = tuple(filter(None, (part.strip() for part in visible.split(","))))
+            gpus = _listed(visible)
         affinity = getattr(os, "sched_getaffinity", None)
         cpus = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-        return cls(cpus, gpus, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return cls(min([cpus, *_cpu_quotas()]), gpus, min([memory, *_memory_limits()]))
+
+
+def _listed(visible: str) -> tuple[str, ...]:
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` leaves; as for CUDA, a negative one ends the list."""
+    parts = [part.strip() for part in visible.split(",")]
+    return tuple(part for part in takewhile(lambda part: not part.startswith("-"), parts) if part)
+
+
+def _cpu_quotas(control: Path = CONTROL) -> list[int]:
+    """Return the whole CPUs that each control group around this process leaves to it."""
+    quotas = (text.split() for text in _control_values("cpu.max", control))
+    return [max(1, math.ceil(int(quota) / int(period))) for quota, period in quotas if quota != "max"]
+
+
+def _memory_limits(control: Path = CONTROL) -> list[int]:
+    """Return the bytes that each control group around this process leaves to it."""
+    return [int(text) for text in _control_values("memory.max", control) if text.strip() != "max"]
+
+
+def _control_values(name: str, control: Path) -> Iterator[str]:
+    """Yield a setting of this process's control group (v2) and of those around it."""
+    membership = Path("/proc/self/cgroup")
+    lines = membership.read_text().splitlines() if membership.exists() else []
+    own = next((line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")), "")
+    for group in (control / own, *(control / own).parents):
+        if group.is_relative_to(control) and (group / name).is_file():
+            yield (group / name).read_text()
 
 
 @dataclass(frozen=True)

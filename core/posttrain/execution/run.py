@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from posttrain.artifacts.locks import held
 from posttrain.artifacts.store import KeyRecord, Store
 from posttrain.contracts.runner import NodeResult, NodeStatus
 from posttrain.contracts.stage import Input
-from posttrain.errors import Interrupted, StageError
+from posttrain.errors import Interrupted, PosttrainError, StageError
 from posttrain.execution.binding import Bound, bind, declared_secrets
 from posttrain.execution.blame import explain
 from posttrain.execution.building import Builder, may_fork
@@ -24,6 +24,7 @@ from posttrain.execution.fork import Launchers
 from posttrain.execution.journal import NodeEnded, NodeStarted, RunEnded, RunNote, RunStarted
 from posttrain.execution.launch import InlineLauncher
 from posttrain.execution.liveness import Lifeline
+from posttrain.execution.protocol import Result
 from posttrain.execution.records import RunRecord
 from posttrain.execution.resources import Machine, Pool
 from posttrain.execution.signals import Stop
@@ -73,6 +74,8 @@ class PipelineRun:
         machine: What there is to hand out; by default what this machine has.
         grace: Seconds a worker may take to checkpoint when the run stops.
         debug: With `inline`, let a stage's exception through.
+        expected: The nodes that are not cached, when a plan says so: the preloaded interpreter is then started
+            at the beginning, for these alone. Else it is started for the first stage that it may fork.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class PipelineRun:
         machine: Machine | None = None,
         grace: float = 60.0,
         debug: bool = False,
+        expected: Collection[str] | None = None,
     ) -> None:
         self.run, self.workspace = record.run, record.workspace
         self.spec_digest = spec_digest
@@ -98,15 +102,18 @@ class PipelineRun:
         self.results: dict[str, NodeResult] = {}
         self._graph, self._catalogue = graph, catalogue
         self._store, self._journal = Store(record.workspace), record.journal
-        self._observer, self._debug = observer, debug
-        self._redactor = _redactor(graph)
+        self._observer, self.debug = observer, debug
+        self.inline = launcher == "inline"
+        secrets = frozenset(name for node in graph.nodes.values() for name in declared_secrets(node))
+        self._redactor = Redactor(os.environ[name] for name in sorted(secrets) if name in os.environ)
         self._outputs: dict[Reference, Input] = {}
         self._lock = threading.Lock()
         self._lifeline = Lifeline()
         machine = machine or Machine.here()
+        self._early = expected is not None
         self._launchers = Launchers(
-            preload=_preload(graph) if launcher == "auto" else (),
-            environment=worker_environment(os.environ, threads=machine.cpus),
+            preload=_preload(graph, expected) if launcher == "auto" else (),
+            environment=worker_environment(os.environ, threads=machine.cpus, others=secrets),
             log=record.directory / "zygote.log",
             note=self.note,
         )
@@ -117,11 +124,12 @@ class PipelineRun:
             plugins=[str(Path(file).absolute()) for file in plugins],
             pool=Pool(machine),
             launchers=self._launchers,
-            inline=InlineLauncher(lambda: self.stop.requested, debug) if launcher == "inline" else None,
+            inline=InlineLauncher(lambda: self.stop.requested, debug, secrets) if self.inline else None,
             lifeline=self._lifeline,
             stop=self.stop,
             grace=grace,
             redactor=self._redactor,
+            secrets=secrets,
             note=self.note,
             forward=self._forward,
         )
@@ -138,6 +146,8 @@ class PipelineRun:
                 resumed=resumed,
             )
         )
+        if self._early:
+            self._launchers.warm()
 
     def finish(
         self, status: Literal["completed", "rejected", "inconclusive", "failed", "interrupted"]
@@ -149,6 +159,11 @@ class PipelineRun:
         """End the preloaded interpreter and whatever still runs."""
         self._launchers.close()
         self._lifeline.close()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self.stop.requested
 
     def note(self, message: str) -> None:
         """Put a note into the journal and tell the observer."""
@@ -162,10 +177,13 @@ class PipelineRun:
             return self._perform(trace)
         except Interrupted as error:
             return self._end(trace, NodeStatus.INTERRUPTED, summary=error.message, error=error.as_dict())
+        except KeyboardInterrupt:
+            self._end(trace, NodeStatus.INTERRUPTED, summary="interrupted at once")
+            raise
         except Exception as error:
             parts = explain(error, (trace.node.plugin.target,), self.workspace)
             result = self._end(trace, NodeStatus.FAILED, summary=str(parts["message"]), error=parts)
-            if self._debug and trace.attempt is not None:
+            if self.debug and trace.attempt is not None:
                 raise
             return result
 
@@ -199,10 +217,23 @@ class PipelineRun:
                     where=node.name,
                     fix="run the whole pipeline once, or select from an earlier stage",
                 )
+            for warning in bound.warnings:
+                self.note(f"{node.name}: {warning}")
             result = self._builder.build(bound, lock, lambda started: self._started(trace, started))
+            self._require_same_sources(bound, result)
             record = commit(self._store, bound, result, self.run, trace.seconds)
             self._store.clear_work(bound.key)
             return self._finish(trace, record, _ENDS[record.status])
+
+    def _require_same_sources(self, bound: Bound, result: Result) -> None:
+        """Throw away what was built while a source changed, checkpoints included: they belong to no key."""
+        try:
+            bound.require_same_sources(self._graph.base, self._store)
+        except PosttrainError:
+            for output in result.outputs:
+                self._store.discard(Path(output.sealed))
+            self._store.clear_work(bound.key)
+            raise
 
     def _wait(self, bound: Bound) -> None:
         """Wait for another process that builds the same outputs, without becoming deaf to a stop."""
@@ -291,17 +322,22 @@ class PipelineRun:
         self._forward(entry.model_dump(mode="json"))
 
     def _forward(self, event: dict[str, Any]) -> None:
-        if self._observer is not None:
-            self._observer(event)
+        """Tell the observer. One that fails is told nothing more, and never fails a stage."""
+        observer = self._observer
+        if observer is None:
+            return
+        try:
+            observer(event)
+        except Exception as error:  # noqa: BLE001 - an observer may raise anything; the journal says so
+            with self._lock:
+                first, self._observer = self._observer is not None, None
+            if first:
+                message = f"the observer failed and is told nothing more ({type(error).__name__}: {error})"
+                self._journal.append(RunNote(message=self._redactor.text(message)))
 
 
-def _preload(graph: Graph) -> tuple[str, ...]:
-    """Return the modules that the nodes which may be forked want, each once."""
-    nodes = [node for node in graph.nodes.values() if may_fork(node)]
+def _preload(graph: Graph, expected: Collection[str] | None) -> tuple[str, ...]:
+    """Return the modules that the nodes which may be forked and are to run want, each once."""
+    wanted = graph.nodes.keys() if expected is None else graph.nodes.keys() & expected
+    nodes = [node for name, node in graph.nodes.items() if name in wanted and may_fork(node)]
     return tuple(dict.fromkeys(module for node in nodes for module in node.plugin.preload))
-
-
-def _redactor(graph: Graph) -> Redactor:
-    """Return what removes the secrets of all nodes."""
-    names = {name for node in graph.nodes.values() for name in declared_secrets(node)}
-    return Redactor(os.environ[name] for name in sorted(names) if name in os.environ)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.contracts.runner import NodeResult, NodeStatus, Runner
-from posttrain.errors import ExitCode, SpecError, StageError
+from posttrain.errors import ExitCode, PluginError, PosttrainError, SpecError, StageError
 from posttrain.execution.run import PipelineRun
 from posttrain.execution.signals import on_stop_signals
+from posttrain.registry.isolation import undisturbed
 
 RunStatus = Literal["completed", "rejected", "inconclusive", "failed", "interrupted"]
 GRACE = "POSTTRAIN_GRACE_SECONDS"
@@ -57,12 +58,13 @@ def execute(
     Raises:
         StoreError: Another process works on this run.
         StageError: The runner left nodes out.
-        Exception: Whatever the runner itself raises; the journal then says that the run failed.
+        PluginError: The runner itself raised something; the journal then says that the run failed.
+        Exception: With `debug`, whatever a stage raises.
     """
-    with closing(run), run.record.claimed(), on_stop_signals(lambda number: run.stop.ask()):
+    with closing(run), run.record.claimed(), on_stop_signals(_stopper(run)), undisturbed():
         run.begin(pipeline, runner_name, resumed=resumed)
         try:
-            runner.run(run)
+            _let_perform(run, runner, runner_name)
             _require_all(run)
         except BaseException:
             run.finish("interrupted" if run.stop.requested else "failed")
@@ -70,6 +72,33 @@ def execute(
         status = overall(result.status for result in run.results.values())
         run.finish(status)
     return RunReport(run.run, status, dict(run.results))
+
+
+def _stopper(run: PipelineRun) -> Callable[[int], None]:
+    """Return what a signal does: ask to stop. Nobody can kill a stage in this process, so a second one raises."""
+
+    def act(number: int) -> None:
+        run.stop.ask()
+        if run.inline and run.stop.urgent:
+            raise KeyboardInterrupt
+
+    return act
+
+
+def _let_perform(run: PipelineRun, runner: Runner, name: str) -> None:
+    try:
+        runner.run(run)
+    except PosttrainError:
+        raise
+    except Exception as error:
+        if run.debug:
+            raise
+        raise PluginError(
+            f"the runner {name!r} failed",
+            where=run.run,
+            found=f"{type(error).__name__}: {error}",
+            fix="`posttrain resume --runner sequential` goes on without it",
+        ) from error
 
 
 def _require_all(run: PipelineRun) -> None:

@@ -25,7 +25,7 @@ from posttrain.errors import ExitCode, Interrupted, PluginError, SpecError, Stag
 from posttrain.execution.blame import explain
 from posttrain.execution.context import EVENTS, EventLog, WorkerContext
 from posttrain.execution.liveness import adopt_descriptors
-from posttrain.execution.machine import used_device, used_threads, used_versions
+from posttrain.execution.machine import take_threads, used_device, used_threads, used_versions
 from posttrain.execution.protocol import Output, Request, Result
 from posttrain.execution.signals import Stop, on_stop_signals, worker_handler
 from posttrain.planning.keys import differences, plugin_identities
@@ -84,6 +84,9 @@ def execute(request: Request, stopping: Callable[[], bool], *, log: TextIO, debu
     except Interrupted as error:
         task.discard()
         return Result(status="stopped" if stopping() else "failed", error=redactor.value(error.as_dict()))
+    except KeyboardInterrupt:
+        task.discard()
+        raise
     except (Exception, SystemExit) as error:
         task.discard()
         if debug:
@@ -117,8 +120,10 @@ class _Task:
         config = validate_config(stage.config, request.config, catalogue)
         _require_same_plugins(request, config, catalogue)
         self.targets = [stage.target, *_component_targets(config, catalogue)]
+        take_threads()
         target = load_target(stage.target)
-        events = EventLog(Path(request.directory) / EVENTS)
+        take_threads()
+        events = EventLog(Path(request.directory) / EVENTS, self._redactor)
         try:
             context = self._prepare(stage, config, catalogue, events)
             outcome = _checked(stage, request, target(context))
@@ -129,7 +134,7 @@ class _Task:
             status="ok",
             verdict=outcome.verdict,
             outputs=self._seal(stage, config, context),
-            figures=figures,
+            figures=self._redactor.value(figures),
             steps=outcome.steps,
             summary=self._redactor.text(outcome.summary),
             versions=used_versions(),
@@ -151,7 +156,6 @@ class _Task:
             catalogue=catalogue,
             events=events,
             stopping=self._stopping,
-            redactor=self._redactor,
         )
         return self._context
 

@@ -156,7 +156,7 @@ class _Server:
 
 
 def _take_place(message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    """Take over output, environment and thread count of the request."""
+    """Take over output and environment of the request; the worker takes its number of threads from there."""
     log, *named = descriptors
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -165,9 +165,6 @@ def _take_place(message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         del os.environ[name]
     os.environ.update(message["set"])
     os.environ.update({name: str(number) for name, number in zip(message["descriptors"], named, strict=True)})
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(message["threads"])
 
 
 if __name__ == "__main__":

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import SpecError
-from posttrain.planning.problems import did_you_mean, listed
+from posttrain.keypath import ABSENT, KeyPath, at
 from posttrain.planning.references import Ref, scalar_text
-from posttrain.planning.source import KeyPath, Places, problem_at
-
-if TYPE_CHECKING:
-    from posttrain.planning.spec import PipelineSpec, StageSpec
+from posttrain.planning.source import Places, problem_at
+from posttrain.planning.spec import PipelineSpec, StageSpec
+from posttrain.wording import did_you_mean, listed
 
 
 def cross_problems(
@@ -20,18 +18,18 @@ def cross_problems(
 ) -> Iterator[SpecError]:
     """Yield what is wrong with references, `needs` and matrices; `names` are all stages, valid or not."""
     for name, stage in stages.items():
-        at = ("stages", name)
+        place = ("stages", name)
         for path, ref in stage.references():
-            yield from _target_problems(name, ref.stage, at + path, names, places)
+            yield from _target_problems(name, ref.stage, place + path, names, places)
             if ref.stage in stages and ref.selector is not None:
-                yield from _selector_problems(ref, stages[ref.stage], at + path, places)
+                yield from _selector_problems(ref, stages[ref.stage], place + path, places)
         for index, needed in enumerate(stage.needs):
-            yield from _target_problems(name, needed, (*at, "needs", index), names, places)
+            yield from _target_problems(name, needed, (*place, "needs", index), names, places)
         for axis in stage.matrix:
-            if _holds(stage.with_, axis.split(".")):
+            if at(stage.with_, axis.split(".")) is not ABSENT:
                 yield problem_at(
                     places,
-                    (*at, "with", *axis.split(".")),
+                    (*place, "with", *axis.split(".")),
                     f"`{axis}` is set under `with` and under `matrix`",
                     expected="one of them",
                     fix=f"remove it here, or the axis `{axis}` of the matrix",
@@ -85,14 +83,6 @@ def _selector_problems(ref: Ref, stage: StageSpec, path: KeyPath, places: Places
             expected=f"one of {listed(known)}",
             fix=did_you_mean(word, known),
         )
-
-
-def _holds(data: Any, parts: Sequence[str]) -> bool:
-    for part in parts:
-        if not isinstance(data, dict) or part not in data:
-            return False
-        data = data[part]
-    return True
 
 
 def unused_defaults(spec: PipelineSpec, places: Places) -> Iterator[SpecError]:

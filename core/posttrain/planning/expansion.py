@@ -11,12 +11,14 @@ from typing import Any
 
 from posttrain.contracts.stage import SourceMark, Stage
 from posttrain.errors import PluginError, PosttrainError, SpecError
+from posttrain.keypath import ABSENT, KeyPath, numbered, step
 from posttrain.planning.nodes import Node
 from posttrain.planning.overrides import assign
+from posttrain.planning.parsing import Resolved
 from posttrain.planning.problems import SpecProblems
 from posttrain.planning.references import scalar_text
-from posttrain.planning.source import KeyPath, Position, dotted, problem_at
-from posttrain.planning.spec import Resolved, StageSpec
+from posttrain.planning.source import Position, dotted, problem_at
+from posttrain.planning.spec import StageSpec
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import ConfigProblems, marked, validate_config
 
@@ -133,7 +135,7 @@ def _options(
     axes: dict[KeyPath, KeyPath] = {}
     for axis, (index, value) in point.items():
         place = ("stages", name, "matrix", axis)
-        path = _indexed(tree["with"], axis.split("."))
+        path = numbered(tree["with"], axis.split("."))
         try:
             assign(tree, ("with", *path), value)
         except SpecError as error:
@@ -143,16 +145,6 @@ def _options(
         axes[path] = (*place, index)
     chosen = {axis: value for axis, (_, value) in point.items()}
     return Options(tree["with"], name, chosen, axes, resolved)
-
-
-def _indexed(data: Any, parts: list[str]) -> KeyPath:
-    """Return an axis as a key path, with numbers where it leads through a list."""
-    path: list[str | int] = []
-    for part in parts:
-        step: str | int = int(part) if isinstance(data, list) and part.isdecimal() else part
-        path.append(step)
-        data = _below(data, step)
-    return tuple(path)
 
 
 def _config(plugin: Stage, options: Options, catalogue: Catalogue, base: Path) -> Any:
@@ -187,26 +179,15 @@ def _set(data: Any, path: KeyPath, value: Any) -> None:
     data[path[-1]] = value
 
 
-_NOTHING = object()
-
-
 def _written(data: Any, path: KeyPath) -> KeyPath | None:
     """Return the path that set an option, or None when nobody did; a bare component name sets its `name`."""
     for depth, part in enumerate(path):
         if isinstance(data, str) and part == "name":
             return path[:depth]
-        data = _below(data, part)
-        if data is _NOTHING:
+        data = step(data, part)
+        if data is ABSENT:
             return None
     return path
-
-
-def _below(data: Any, part: str | int) -> Any:
-    if isinstance(data, Mapping) and part in data:
-        return data[part]
-    if isinstance(data, list) and isinstance(part, int) and part < len(data):
-        return data[part]
-    return _NOTHING
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from typing import Any
 
 from posttrain.errors import SpecError
+from posttrain.keypath import KeyPath
 from posttrain.planning.problems import refusal, shown
 from posttrain.planning.references import NAME, Ref, scalar_text
 from posttrain.planning.secrets import looks_like_secret
-from posttrain.planning.source import KeyPath
 
 Problems = list[tuple[KeyPath, SpecError]]
 
@@ -153,6 +154,30 @@ def _axis_problem(axis: str, value: Any, seen: set[str]) -> SpecError | None:
             "this value is in the list twice", found=scalar_text(value), fix="remove one of them"
         )
     return None
+
+
+def unbroken(value: Any) -> Any:
+    """Refuse control characters and halves of surrogate pairs: no file has such a name."""
+    if isinstance(value, str) and any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
+        problem = SpecError(
+            "this cannot be the name of a file",
+            found=ascii(value),
+            expected="text without control characters",
+        )
+        raise refusal([((), problem)])
+    return value
+
+
+def without_nul(value: Any) -> Any:
+    """Refuse values that cannot be handed to a process."""
+    texts = value.items() if isinstance(value, dict) else ()
+    problem = SpecError("this holds a NUL character", fix="remove it: no environment variable can hold one")
+    problems: Problems = [
+        ((name,), problem) for name, text in texts if isinstance(text, str) and "\0" in text
+    ]
+    if problems:
+        raise refusal(problems)
+    return value
 
 
 def distinct(value: Any) -> Any:

@@ -12,21 +12,23 @@ from pathlib import Path
 from posttrain.errors import PosttrainError, SpecError
 from posttrain.planning.expansion import expanded
 from posttrain.planning.nodes import Graph, Node, Reference, dependencies
-from posttrain.planning.problems import SpecProblems, did_you_mean, listed
-from posttrain.planning.spec import Resolved
+from posttrain.planning.parsing import Resolved
+from posttrain.planning.problems import SpecProblems
 from posttrain.planning.wiring import connected
 from posttrain.registry.catalogue import Catalogue
+from posttrain.wording import did_you_mean, listed
 
 __all__ = ["Graph", "Node", "Reference", "build_graph", "select"]
 
 
-def build_graph(resolved: Resolved, catalogue: Catalogue, base: Path) -> Graph:
+def build_graph(resolved: Resolved, catalogue: Catalogue, base: Path, pipeline: str | None = None) -> Graph:
     """Expand, validate and connect a resolved spec.
 
     Args:
         resolved: The spec with its defaults merged, and where each value was written.
         catalogue: The plugins.
         base: Directory that relative source paths are resolved against.
+        pipeline: The pipeline's name.
 
     Raises:
         SpecProblems: Everything that is wrong, each with its place.
@@ -43,7 +45,7 @@ def build_graph(resolved: Resolved, catalogue: Catalogue, base: Path) -> Graph:
     if problems:
         # The nodes of one matrix have the same inputs, and so the same problems.
         raise SpecProblems({str(problem): problem for problem in problems}.values())
-    return Graph(_sorted(nodes), base)
+    return Graph(_sorted([replace(node, pipeline=pipeline) for node in nodes]), base)
 
 
 def select(graph: Graph, *, only: Sequence[str] = (), start: Sequence[str] = ()) -> Graph:

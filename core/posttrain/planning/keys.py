@@ -16,6 +16,7 @@ from posttrain.artifacts.manifest import digest_of
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import SourceMark
 from posttrain.errors import DataError
+from posttrain.keypath import ABSENT
 from posttrain.planning.nodes import Node
 from posttrain.planning.secrets import is_reference
 from posttrain.registry.catalogue import Catalogue
@@ -50,8 +51,10 @@ def key_ingredients(
 
 def plugin_identities(uses: str, config: Any, catalogue: Catalogue) -> dict[str, Any]:
     """Return the identity of a stage and every component its options name; the worker must have the same."""
+    stage = catalogue.identity(Group.STAGE, uses)
+    shared = catalogue.shared(uses)
     return {
-        "stage": catalogue.identity(Group.STAGE, uses),
+        "stage": {**stage, "shared": shared} if shared else stage,
         "components": {
             ".".join(map(str, path)): catalogue.identity(group, choice.name)
             for path, choice, group in choices(config)
@@ -120,9 +123,6 @@ _WORDS: Mapping[str, Callable[[str, Any, Any], str]] = {
     "environment": lambda name, before, after: f"runtime.env.{name}: {spelled(before)} → {spelled(after)}",
 }
 
-
-ABSENT = object()
-"""Stands for what is on one side only."""
 
 Change = tuple[tuple[str, ...], Any, Any]
 

@@ -39,6 +39,7 @@ class Node:
         matrix: The values of the matrix' axes.
         where: Where the stage is written.
         origins: Where each option was set, by its dotted path: `file:line:column`, an override, or `default`.
+        pipeline: The name of the pipeline it belongs to, where that has one.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Node:
     matrix: Mapping[str, Any] = field(default_factory=dict)
     where: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
+    pipeline: str | None = None
 
     def outputs(self) -> tuple[Port, ...]:
         """Return the output ports under this node's options."""

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from posttrain.errors import SpecError
-from posttrain.planning.problems import did_you_mean, listed
 from posttrain.planning.source import KeyPath, Position, Source, dotted, read
 from posttrain.planning.tree import resolve_plain
+from posttrain.wording import did_you_mean, listed
 
 _TOP = ("name", "plugins", "defaults", "stages")
 _PARTS = ("with", "resources", "runtime")

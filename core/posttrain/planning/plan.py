@@ -12,7 +12,7 @@ from posttrain.contracts.stage import Estimate, Finding, Input
 from posttrain.errors import HandoffError, SpecError
 from posttrain.planning.handoffs import refusals
 from posttrain.planning.nodes import Graph, Reference
-from posttrain.planning.problems import listed
+from posttrain.wording import listed
 
 
 class Standing(StrEnum):
@@ -134,7 +134,7 @@ class Plan:
         graph: What would be run.
         nodes: The nodes as they stand.
         outputs: What every output port holds, or is expected to hold.
-        warnings: What is odd about the plugins: one that is broken may be a rule that does not speak.
+        warnings: What is odd about plugins (one that is broken may be a rule that does not speak) and records.
     """
 
     name: str

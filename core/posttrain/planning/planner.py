@@ -12,6 +12,7 @@ from posttrain.errors import DataError, PluginError
 from posttrain.planning.handoffs import Handoffs, complaint, predicted_inputs, real_input
 from posttrain.planning.keys import differences, key_ingredients, key_of, plugin_identities
 from posttrain.planning.nodes import Graph, Node, Reference
+from posttrain.planning.past import Past
 from posttrain.planning.plan import Judgement, NodePlan, Plan, Standing
 from posttrain.planning.questions import estimate_of, lapse, movement
 from posttrain.planning.versions import drift
@@ -44,27 +45,18 @@ class Planner:
         """
         outputs: dict[Reference, Input] = {}
         nodes: dict[str, NodePlan] = {}
-        latest = self._latest()
+        past = Past.of(self.store)
         for node in self.graph.nodes.values():
             inputs = self._handoffs.inputs(node, outputs)
-            planned = self._node(node, inputs, outputs, nodes, latest.get((node.name, node.uses)))
+            planned = self._node(node, inputs, outputs, nodes, past.last(node))
             nodes[node.name] = planned
             outputs.update(self._outputs(node, planned, inputs))
-        warnings = (*self.catalogue.troubles(), *self.catalogue.warnings)
+        warnings = (*self.catalogue.troubles(), *self.catalogue.warnings, *past.damaged)
         return Plan(name, spec_digest, self.graph, nodes, outputs, warnings)
 
     @property
     def _handoffs(self) -> Handoffs:
         return Handoffs(self.graph, self.catalogue)
-
-    def _latest(self) -> dict[tuple[str, str], KeyRecord]:
-        """Return the newest record of every node name and stage, to compare ingredients with."""
-        newest: dict[tuple[str, str], KeyRecord] = {}
-        for record in self.store.records():
-            at = (record.node, record.uses)
-            if at not in newest or record.created > newest[at].created:
-                newest[at] = record
-        return newest
 
     def _node(
         self,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import PosttrainError, SpecError
 from posttrain.planning.secrets import looks_like_secret
 from posttrain.planning.source import KeyPath, Places, dotted, problem_at
+from posttrain.wording import did_you_mean, listed, short
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -54,23 +54,6 @@ class SpecProblems(SpecError):
         return (type(self), (list(self.problems),))
 
 
-def nearest(word: str, known: Collection[str]) -> str | None:
-    """Return the name in `known` that `word` probably means."""
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
-
-
-def did_you_mean(word: str, known: Collection[str]) -> str | None:
-    """Return the fix for an unknown name, if one of `known` is close to it."""
-    match = nearest(word, known)
-    return f"did you mean `{match}`?" if match else None
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names for an `expected:` line."""
-    return ", ".join(names) or "none"
-
-
 def shown(path: KeyPath, value: Any) -> str:
     """Return a short form of a wrong value, without a secret in it."""
     if isinstance(value, dict):
@@ -82,14 +65,7 @@ def shown(path: KeyPath, value: Any) -> str:
     key = next((part for part in reversed(path) if isinstance(part, str)), "")
     if looks_like_secret(key, value):
         return "what looks like a secret (not shown)"
-    text = (
-        f'"{value}"'
-        if isinstance(value, str)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    return short(value)
 
 
 def refusal(problems: Sequence[tuple[KeyPath, SpecError]]) -> PydanticCustomError:

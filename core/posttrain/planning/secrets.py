@@ -206,7 +206,9 @@ class Redactor:
 def _spellings(value: str) -> set[str]:
     quoted = {quote(value, safe=""), quote(value), quote_plus(value)}
     lower = {re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in quoted}
-    return {value, json.dumps(value)[1:-1], *quoted, *lower, *_base64_spellings(value.encode())}
+    # Output is redacted line by line, so the lines of a value count by themselves.
+    lines = {line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST}
+    return {value, json.dumps(value)[1:-1], *lines, *quoted, *lower, *_base64_spellings(value.encode())}
 
 
 def _base64_spellings(value: bytes) -> set[str]:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posttrain.errors import SpecError
+from posttrain.keypath import KeyPath
 from posttrain.planning.secrets import Redactor
-from posttrain.planning.tree import Entry, Node, Position, build
+from posttrain.planning.tree import Pair, Position, Value, build
 
 __all__ = ["KeyPath", "Places", "Position", "Source", "dotted", "load", "problem_at", "read"]
-
-KeyPath = tuple[str | int, ...]
 
 MAX_BYTES = 1_000_000
 
@@ -38,7 +37,7 @@ class Source:
 
     name: str
     data: Any
-    root: Node | None = None
+    root: Value | None = None
     origins: Mapping[KeyPath, Position] = field(default_factory=dict)
 
     def position(self, path: KeyPath, *, key: bool = False) -> Position:
@@ -54,18 +53,18 @@ class Source:
         return _locate(self.root, path, key)
 
 
-def _locate(root: Node, path: KeyPath, key: bool) -> Position:
-    node, place = root, root.position
+def _locate(root: Value, path: KeyPath, key: bool) -> Position:
+    value, place = root, root.position
     for part in path:
-        if isinstance(node.content, dict) and part in node.content:
-            entry: Entry = node.content[part]
-            node, place = entry.node, entry.position
-        elif isinstance(node.content, tuple) and isinstance(part, int) and 0 <= part < len(node.content):
-            node = node.content[part]
-            place = node.position
+        if isinstance(value.content, dict) and part in value.content:
+            pair: Pair = value.content[part]
+            value, place = pair.value, pair.position
+        elif isinstance(value.content, tuple) and isinstance(part, int) and 0 <= part < len(value.content):
+            value = value.content[part]
+            place = value.position
         else:
             return place
-    return place if key else node.position
+    return place if key else value.position
 
 
 def dotted(path: KeyPath) -> str:

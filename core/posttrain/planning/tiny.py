@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.keypath import ABSENT, KeyPath, at
 from posttrain.planning.expansion import expanded
 from posttrain.planning.layers import Origins, origin_of
 from posttrain.planning.nodes import Node
+from posttrain.planning.parsing import Resolved
 from posttrain.planning.questions import shrinkage
-from posttrain.planning.source import KeyPath, Position
-from posttrain.planning.spec import Resolved
+from posttrain.planning.source import Position
 from posttrain.registry.catalogue import Catalogue
 
 ORIGIN = Position("--tiny")
@@ -57,20 +58,14 @@ def _held(path: KeyPath, node: Node, options: Mapping[str, Any], resolved: Resol
     if any(_related(path, axis) for axis in axes):
         return True
     original = origin_of(("stages", node.stage, "with", *path), resolved.origins)
-    return _has(options, path) and any(_related(original, place) for place in resolved.source.origins)
+    return at(options, path) is not ABSENT and any(
+        _related(original, place) for place in resolved.source.origins
+    )
 
 
 def _related(one: KeyPath, other: KeyPath) -> bool:
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
-
-
-def _has(options: Any, path: KeyPath) -> bool:
-    for part in path:
-        if not isinstance(options, Mapping) or part not in options:
-            return False
-        options = options[part]
-    return True
 
 
 def _put(options: dict[str, Any], path: KeyPath, value: Any) -> None:

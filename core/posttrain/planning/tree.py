@@ -41,11 +41,11 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Node:
+class Value:
     """One parsed value.
 
     Args:
-        content: A scalar, a tuple of nodes, or a dict from key to `Entry`.
+        content: A scalar, a tuple of values, or a dict from key to `Pair`.
         position: Where it begins.
         size: The number of values in it, aliases expanded.
         height: How deep it is; 1 for a scalar.
@@ -60,18 +60,18 @@ class Node:
     def plain(self) -> Any:
         """The value as dicts, lists and scalars."""
         if isinstance(self.content, dict):
-            return {key: entry.node.plain for key, entry in self.content.items()}
+            return {key: pair.value.plain for key, pair in self.content.items()}
         if isinstance(self.content, tuple):
             return [item.plain for item in self.content]
         return self.content
 
 
 @dataclass(frozen=True)
-class Entry:
+class Pair:
     """One key of a mapping: where the key stands, and its value."""
 
     position: Position
-    node: Node
+    value: Value
 
 
 def resolve_plain(text: str) -> str | int | float | bool | None:
@@ -99,7 +99,7 @@ def resolve_plain(text: str) -> str | int | float | bool | None:
     return number
 
 
-def build(text: str, name: str) -> Node:
+def build(text: str, name: str) -> Value:
     """Parse YAML `text`; `name` is what errors call it.
 
     Raises:
@@ -118,10 +118,10 @@ class _Builder:
         self._name = name
         self._text = text
         self._events = self._parse()
-        self._anchors: dict[str, Node | None] = {}
+        self._anchors: dict[str, Value | None] = {}
         self._values = 0
 
-    def document(self) -> Node:
+    def document(self) -> Value:
         """Return the root of the only document."""
         next(self._events)
         start = next(self._events)
@@ -132,7 +132,7 @@ class _Builder:
             raise self._error(
                 "this asks for another YAML", start, expected="1.2", fix="remove the %YAML line"
             )
-        root = self._node(first, 1)
+        root = self._value(first, 1)
         next(self._events)
         end = next(self._events)
         if not isinstance(end, self._kinds.StreamEndEvent):
@@ -166,7 +166,7 @@ class _Builder:
         except (YAMLStreamError, ValueError, OverflowError) as error:
             raise SpecError("this is not YAML", where=self._name, found=error) from None
 
-    def _node(self, event: Any, depth: int) -> Node:
+    def _value(self, event: Any, depth: int) -> Value:
         if isinstance(event, self._kinds.AliasEvent):
             return self._alias(event, depth)
         if event.tag is not None:
@@ -175,18 +175,18 @@ class _Builder:
             self._anchors[event.anchor] = None
         self._count(1, depth, event)
         if isinstance(event, self._kinds.ScalarEvent):
-            node = Node(self._scalar(event), self._position(event.start_mark))
+            value = Value(self._scalar(event), self._position(event.start_mark))
         elif isinstance(event, self._kinds.SequenceStartEvent):
-            node = self._sequence(event, depth)
+            value = self._sequence(event, depth)
         else:
-            node = self._mapping(event, depth)
+            value = self._mapping(event, depth)
         if event.anchor is not None:
-            self._anchors[event.anchor] = node
-        return node
+            self._anchors[event.anchor] = value
+        return value
 
-    def _alias(self, event: Any, depth: int) -> Node:
-        node = self._anchors.get(event.anchor)
-        if node is None:
+    def _alias(self, event: Any, depth: int) -> Value:
+        value = self._anchors.get(event.anchor)
+        if value is None:
             inside = event.anchor in self._anchors
             raise self._error(
                 "this alias stands inside its own anchor" if inside else "this alias has no anchor before it",
@@ -194,8 +194,8 @@ class _Builder:
                 found=f"*{event.anchor}",
                 fix="write the value out",
             )
-        self._count(node.size, depth + node.height - 1, event)
-        return replace(node, position=self._position(event.start_mark))
+        self._count(value.size, depth + value.height - 1, event)
+        return replace(value, position=self._position(event.start_mark))
 
     def _count(self, values: int, depth: int, event: Any) -> None:
         self._values += values
@@ -223,40 +223,40 @@ class _Builder:
                 "this text holds half a surrogate pair", event, fix="write the character itself"
             ) from None
 
-    def _sequence(self, start: Any, depth: int) -> Node:
+    def _sequence(self, start: Any, depth: int) -> Value:
         items = []
         while not isinstance(event := next(self._events), self._kinds.SequenceEndEvent):
-            items.append(self._node(event, depth + 1))
+            items.append(self._value(event, depth + 1))
         return self._collection(tuple(items), items, start)
 
-    def _mapping(self, start: Any, depth: int) -> Node:
-        entries: dict[str, Entry] = {}
+    def _mapping(self, start: Any, depth: int) -> Value:
+        pairs: dict[str, Pair] = {}
         while not isinstance(event := next(self._events), self._kinds.MappingEndEvent):
             key, position = self._key(event, depth + 1)
-            if key in entries:
+            if key in pairs:
                 raise self._error(
                     f"the key `{key}` is written twice",
                     event,
-                    found=f"lines {entries[key].position.line} and {position.line}",
+                    found=f"lines {pairs[key].position.line} and {position.line}",
                     fix="remove one of them",
                 )
-            entries[key] = Entry(position, self._node(next(self._events), depth + 1))
-        return self._collection(entries, [entry.node for entry in entries.values()], start)
+            pairs[key] = Pair(position, self._value(next(self._events), depth + 1))
+        return self._collection(pairs, [pair.value for pair in pairs.values()], start)
 
-    def _collection(self, content: Any, children: list[Node], start: Any) -> Node:
+    def _collection(self, content: Any, children: list[Value], start: Any) -> Value:
         size = 1 + sum(child.size for child in children)
         height = 1 + max((child.height for child in children), default=0)
-        return Node(content, self._position(start.start_mark), size, height)
+        return Value(content, self._position(start.start_mark), size, height)
 
     def _key(self, event: Any, depth: int) -> tuple[str, Position]:
-        node = self._node(event, depth)
-        if not isinstance(node.content, str):
+        value = self._value(event, depth)
+        if not isinstance(value.content, str):
             raise self._error("this key is no text", event, expected="text", fix="quote it")
-        if node.content == "<<" and getattr(event, "style", None) is None:
+        if value.content == "<<" and getattr(event, "style", None) is None:
             raise self._error(
                 "merge keys are not YAML 1.2", event, found="<<", fix="use `defaults` for what stages share"
             )
-        return node.content, node.position
+        return value.content, value.position
 
     def _position(self, mark: Any) -> Position:
         return Position(self._name) if mark is None else Position(self._name, mark.line + 1, mark.column + 1)

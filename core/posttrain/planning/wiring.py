@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from posttrain.contracts.stage import Port
 from posttrain.errors import PosttrainError, SpecError
 from posttrain.planning.nodes import Node, Reference
-from posttrain.planning.problems import SpecProblems, did_you_mean, listed
+from posttrain.planning.parsing import Resolved
+from posttrain.planning.problems import SpecProblems
 from posttrain.planning.questions import outputs_of
 from posttrain.planning.references import Ref
 from posttrain.planning.source import KeyPath, problem_at
-from posttrain.planning.spec import Resolved, StageSpec
+from posttrain.planning.spec import StageSpec
 from posttrain.registry.catalogue import Catalogue
+from posttrain.wording import did_you_mean, listed
 
 Drafts = Mapping[str, list[Node]]
 

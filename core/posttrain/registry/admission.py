@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from posttrain.registry.suggestion import did_you_mean
+from posttrain.wording import did_you_mean
 
 DISABLE = "POSTTRAIN_DISABLE_PLUGINS"
 """Environment variable: names of plugins or distributions that are not imported, separated by commas."""

@@ -14,8 +14,8 @@ from posttrain.contracts.stage import Stage
 from posttrain.errors import PluginError
 from posttrain.registry.isolation import Failure, isolated
 from posttrain.registry.status import Entry, PluginStatus, Status
-from posttrain.registry.suggestion import did_you_mean
 from posttrain.registry.validation import faults
+from posttrain.wording import did_you_mean
 
 __all__ = ["Catalogue", "Conflict", "Entry", "PluginStatus", "Status"]
 
@@ -96,12 +96,17 @@ class Catalogue:
             if len(claims) > 1 and any(entry.group is group for entry in claims)
         ]
 
-    def troubles(self) -> list[str]:
+    def troubles(self, *, denied: bool = False) -> list[str]:
         """Return one line for each plugin that does not count fully and for each name in conflict.
 
         Rules and trackers are used without being named, so whoever plans or runs shows these lines.
+
+        Args:
+            denied: Tell of installed plugins that the allow and deny lists keep out, too: what is missing may
+                be theirs. A local file that is kept out is always told, because a pipeline asks for it.
         """
-        broken = [line for plugin in self.plugins if (line := plugin.trouble) is not None]
+        told = [plugin for plugin in self.plugins if denied or plugin.local or not plugin.denied]
+        broken = [line for plugin in told if (line := plugin.trouble) is not None]
         errors = [conflict.error() for conflict in self.conflicts()]
         return broken + [f"{error.message}: {error.found}" for error in errors]
 
@@ -172,6 +177,19 @@ class Catalogue:
         if plugin.builtin or plugin.distribution is None:
             return own
         return {**own, "distribution": plugin.distribution, "version": plugin.version}
+
+    def shared(self, name: str) -> dict[str, int]:
+        """Return the numerics versions of the code that a stage shares with others.
+
+        A stage of another plugin that runs a built-in target shares what the built-in stages on it say, whether
+        it inherits from them or only names the target.
+        """
+        stage = self.stage(name)
+        if self.entry(Group.STAGE, name).plugin.builtin:
+            return dict(stage.shared)
+        built_in = [each for each in self.stages() if self.entry(Group.STAGE, each).plugin.builtin]
+        same = [other for other in map(self.stage, built_in) if other.target == stage.target]
+        return {**stage.shared, **{code: version for other in same for code, version in other.shared.items()}}
 
     def _qualified(self, group: Group, short: str) -> list[str]:
         return sorted(name for name in self._claims[group] if name.endswith(f"/{short}"))

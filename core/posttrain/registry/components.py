@@ -17,6 +17,7 @@ from posttrain.contracts.component import Choice, Component, Config, Uses
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import SecretMark, SourceMark, VolatileMark
 from posttrain.errors import PluginError
+from posttrain.keypath import at
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.fields import BoundChoice, Path, unset, walk
 from posttrain.registry.problems import ConfigProblem, ConfigProblems, translated
@@ -133,7 +134,7 @@ def _bind_all(
         except ConfigProblems as error:
             problems.extend(problem.below(spot.path) for problem in error.problems)
         except PluginError as error:
-            path = (*spot.path, "name") if isinstance(_at(data, spot.path), Mapping) else spot.path
+            path = (*spot.path, "name") if isinstance(at(data, spot.path), Mapping) else spot.path
             problems.append(ConfigProblem(path, error.message, error.found, error.expected, error.fix))
     return bound, problems
 
@@ -174,16 +175,6 @@ def _fitting(uses: Uses, catalogue: Catalogue) -> str:
         if all(getattr(target, attribute, None) == wanted for attribute, wanted in uses.having):
             fitting.append(name)
     return ", ".join(fitting) or "none is installed"
-
-
-def _at(data: Any, path: Path) -> Any:
-    for key in path:
-        inside = isinstance(data, Mapping) and key in data
-        inside = inside or (isinstance(data, list | tuple) and isinstance(key, int) and key < len(data))
-        if not inside:
-            return None  # the value is a default, so no key of the file leads to it
-        data = data[key]
-    return data
 
 
 def _replaced(value: Any, bound: Mapping[Path, BoundChoice], path: Path) -> Any:

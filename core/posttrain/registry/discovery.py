@@ -96,7 +96,7 @@ def _from_entry_point(point: EntryPoint) -> Candidate:
 
 def _local(path: Path) -> Candidate:
     known_as = (path.name, path.stem, str(path))
-    status = PluginStatus(name=path.name, file=str(path))
+    status = PluginStatus(name=path.name, file=str(path), local=True)
     try:
         file = LocalFile.read(path)
     except OSError as error:

@@ -15,7 +15,8 @@ from posttrain.contracts.registration import Group, Registration
 from posttrain.registry import hooks
 from posttrain.registry.isolation import Failure, isolated
 from posttrain.registry.status import Status, namespace
-from posttrain.registry.suggestion import did_you_mean
+from posttrain.registry.validation import TARGET
+from posttrain.wording import did_you_mean
 
 GROUP_OF = {
     "posttrain_stages": Group.STAGE,
@@ -33,7 +34,6 @@ GROUP_OF = {
 
 API = "POSTTRAIN_API"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*(/[a-z0-9][a-z0-9_.-]*)?")
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+)")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
@@ -179,7 +179,7 @@ def _faults(item: object, group: Group) -> Iterator[str]:
         yield f"{item.name!r}: numerics is {item.numerics!r}, expected a whole number from 1"
     if item.target is None:
         yield f"{item.name!r} has no target"
-    if group is not Group.RECIPE and isinstance(item.target, str) and not _TARGET.fullmatch(item.target):
+    if group is not Group.RECIPE and isinstance(item.target, str) and not TARGET.fullmatch(item.target):
         yield f"{item.name!r}: the target {item.target!r} is not of the form 'module:attribute'"
 
 

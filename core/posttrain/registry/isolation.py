@@ -21,7 +21,9 @@ T = TypeVar("T")
 TRACE = "POSTTRAIN_TRACE_PLUGINS"
 """Environment variable: `1` reports each import of a plugin with its time on the standard error stream."""
 
-_redirection = threading.RLock()  # sys.stdout belongs to all threads
+_runs = 0
+"""How many runs go on: the threads of a run write to standard output, which belongs to all of them."""
+_counting = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,12 @@ def isolated(label: str, package: str, call: Callable[[], T], *, redirect: bool 
         label: What is being done, for the trace.
         package: The plugin's top-level module; frames of it and of its submodules are "inside the plugin".
         call: The call into the plugin. `KeyboardInterrupt` passes through, `SystemExit` does not.
-        redirect: Send what it prints to the standard error stream. Not while other threads write to standard
-            output, which belongs to all of them.
+        redirect: Send what it prints to the standard error stream. That is done in the main thread alone and
+            never during a run: standard output belongs to all threads.
     """
     began = time.perf_counter()
-    with _on_standard_error() if redirect else contextlib.nullcontext():
+    alone = threading.current_thread() is threading.main_thread() and not _runs
+    with contextlib.redirect_stdout(sys.stderr) if redirect and alone else contextlib.nullcontext():
         try:
             result: T | Failure = call()
         except KeyboardInterrupt:
@@ -60,9 +63,16 @@ def isolated(label: str, package: str, call: Callable[[], T], *, redirect: bool 
 
 
 @contextlib.contextmanager
-def _on_standard_error() -> Iterator[None]:
-    with _redirection, contextlib.redirect_stdout(sys.stderr):
+def undisturbed() -> Iterator[None]:
+    """Leave standard output alone while the block, a run, lasts."""
+    global _runs
+    with _counting:
+        _runs += 1
+    try:
         yield
+    finally:
+        with _counting:
+            _runs -= 1
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +12,9 @@ from pydantic_core import ErrorDetails
 from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.stage import SecretMark
 from posttrain.errors import SpecError
+from posttrain.keypath import ABSENT, step
 from posttrain.registry.fields import Path, Spot, walk
-from posttrain.registry.suggestion import closest
+from posttrain.wording import did_you_mean, short
 
 
 @dataclass(frozen=True)
@@ -73,30 +73,19 @@ def translated(
     return list(problems.values())
 
 
-def shown(value: Any) -> str:
-    """Return a value as it would stand in the file, cut to one short line."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
 def _data_path(error: ErrorDetails, data: Any) -> Path:
     """Return the location without what pydantic adds to it, such as the names of a union's arms."""
     path: Path = ()
     current = data
     for index, part in enumerate(error["loc"]):
         last = index == len(error["loc"]) - 1
-        if _leads_on(current, part):
-            current = current[part]
+        below = step(current, part)
+        if below is not ABSENT:
+            current = below
         elif not (last and error["type"] == "missing"):
             continue
         path = (*path, part)
     return path
-
-
-def _leads_on(value: Any, key: str | int) -> bool:
-    if isinstance(value, Mapping):
-        return key in value
-    return isinstance(value, list | tuple) and isinstance(key, int) and key < len(value)
 
 
 def _unknown(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
@@ -108,13 +97,12 @@ def _unknown(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> Con
 def unknown_option(path: Path, options: Sequence[str]) -> ConfigProblem:
     """Return the problem of a key that is no option, with the most similar one."""
     name = str(path[-1])
-    similar = closest(name, options)
     return ConfigProblem(
         path,
         f"there is no option {name!r}",
         found=name,
         expected=f"one of {', '.join(options)}" if options else "no options",
-        suggestion=f"did you mean {similar!r}?" if similar else None,
+        suggestion=did_you_mean(name, options),
         at_key=True,
     )
 
@@ -125,7 +113,7 @@ def _missing(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> Con
 
 def _misfit(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
     spot = spots.get(path)
-    found = "a literal value" if spot is not None and spot.mark(SecretMark) else shown(error["input"])
+    found = "a literal value" if spot is not None and spot.mark(SecretMark) else short(error["input"])
     return ConfigProblem(path, "the value does not fit", found=found, expected=_expectation(error, spot))
 
 
@@ -147,7 +135,7 @@ def _refused(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> Con
     spot = spots.get(path)
     # A model's own check sees all its options; the whole mapping would only repeat the file.
     whole = not path or (spot is not None and spot.model is not None)
-    found = None if whole or (spot is not None and spot.mark(SecretMark)) else shown(error["input"])
+    found = None if whole or (spot is not None and spot.mark(SecretMark)) else short(error["input"])
     reason = error.get("ctx", {}).get("error")
     return ConfigProblem(path, str(reason) if reason is not None else error["msg"], found=found)
 

@@ -34,6 +34,7 @@ class PluginStatus:
         version: The distribution's version.
         file: Where its code is.
         digest: The sha256 of a local file.
+        local: It is a file that a pipeline names.
         builtin: It belongs to the distribution `posttrain` itself.
         package: The top-level module its code lives in.
         hooks: The hooks it implements.
@@ -47,6 +48,7 @@ class PluginStatus:
     version: str | None = None
     file: str | None = None
     digest: str | None = None
+    local: bool = False
     builtin: bool = False
     package: str = ""
     hooks: tuple[str, ...] = ()
@@ -62,6 +64,11 @@ class PluginStatus:
     def origin(self) -> str:
         """The label with the file it comes from."""
         return f"{self.label} ({self.file})" if self.file else self.label
+
+    @property
+    def denied(self) -> bool:
+        """Whether the allow and deny lists keep it out."""
+        return self.status is Status.BLOCKED
 
     @property
     def trouble(self) -> str | None:

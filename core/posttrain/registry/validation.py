@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from posttrain.contracts.stage import Port, Stage, StageConfig
 from posttrain.contracts.trainer import Trainer
 
 Faults = Iterator[str]
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""What a lazy target looks like: `module:attribute`."""
 
 
 def faults(group: Group, target: Any) -> Faults:
@@ -33,23 +34,31 @@ def config_of(plugin: Any) -> type[Config]:
     return model
 
 
-def _stage(target: Any, base: type[Stage] = Stage) -> Faults:
-    if not (isinstance(target, type) and issubclass(target, base)):
+def _stage(target: Any, base: Any = Stage) -> Faults:
+    derived = isinstance(target, type) and issubclass(target, base)
+    if not derived:
         yield f"it must be a subclass of posttrain.{base.__name__}, but is {target!r:.120}"
         return
     if inspect.isabstract(target):
         yield f"it does not define {', '.join(sorted(target.__abstractmethods__))}"
-    if target.outputs is Stage.outputs:
-        yield "it does not define outputs(config)"
     task = getattr(target, "target", None)
-    if not (isinstance(task, str) and _TARGET.fullmatch(task)):
+    if not (isinstance(task, str) and TARGET.fullmatch(task)):
         yield f"`target` must be 'module:function', but is {task!r:.80}"
+    yield from _shared(target.shared)
     yield from _model(target.config, StageConfig)
     yield from _ports(target.inputs)
     if isinstance(target.config, type) and issubclass(target.config, StageConfig):
         for name in set(target.tiny) - set(target.config.model_fields):
             yield f"`tiny` sets {name!r}, which is no option"
     yield from _takes(target, "the constructor")
+
+
+def _shared(versions: Any) -> Faults:
+    sound = isinstance(versions, Mapping) and all(
+        isinstance(name, str) and type(version) is int for name, version in versions.items()
+    )
+    if not sound:
+        yield f"`shared` must map names to numerics versions, but is {versions!r:.80}"
 
 
 def _trainer(target: Any) -> Faults:

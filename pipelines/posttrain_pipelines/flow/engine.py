@@ -41,8 +41,15 @@ def load_prefect(workspace: Path) -> ModuleType:
 
 
 @contextmanager
-def session(workspace: Path, url: str, local: bool) -> Iterator[None]:
-    """Talk to the server at `url`, silently. A local server gets no credentials of another one."""
+def session(workspace: Path, url: str, token: str | None) -> Iterator[None]:
+    """Talk to the server at `url`, silently.
+
+    Args:
+        workspace: The `.posttrain` directory.
+        url: The address of the API.
+        token: The local server's password; it gets no credentials of another one. None for a configured server,
+            which gets those that the user configured.
+    """
     from prefect import settings
 
     values: dict[Any, Any] = {
@@ -55,8 +62,8 @@ def session(workspace: Path, url: str, local: bool) -> Iterator[None]:
         settings.PREFECT_CLIENT_MAX_RETRIES: RETRIES,
         settings.PREFECT_RESULTS_PERSIST_BY_DEFAULT: False,
     }
-    if local:
-        values |= {settings.PREFECT_API_KEY: None, settings.PREFECT_API_AUTH_STRING: None}
+    if token is not None:
+        values |= {settings.PREFECT_API_KEY: None, settings.PREFECT_API_AUTH_STRING: token}
     with settings.temporary_settings(values), _silence():
         yield
 
@@ -74,3 +81,22 @@ def _silence() -> Iterator[None]:
         for logger, (level, propagate) in zip(loggers, before, strict=True):
             logger.setLevel(level)
             logger.propagate = propagate
+
+
+def end_earlier_runs(run: str) -> None:
+    """Mark flow runs of an earlier process of `run` as crashed: it was killed and could not say so.
+
+    Only one process at a time works on a run, so what is open now belongs to one that is gone.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+    from prefect.client.schemas.objects import State, StateType
+
+    with get_client(sync_client=True) as client:
+        named = FlowRunFilter(name=FlowRunFilterName(any_=[run]))
+        for found in client.read_flow_runs(flow_run_filter=named):
+            if found.parameters.get("run") == run and not (found.state and found.state.is_final()):
+                crashed = State[None](
+                    type=StateType.CRASHED, name="Crashed", message="the process of the run is gone"
+                )
+                client.set_flow_run_state(found.id, crashed, force=True)

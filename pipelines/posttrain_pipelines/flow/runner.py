@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from posttrain.contracts.runner import Execution, NodeResult, NodeStatus
@@ -16,6 +15,7 @@ from posttrain.errors import PosttrainError, StoreError
 from posttrain.execution.journal import RunStarted, read_journal
 from posttrain_pipelines.extras import require
 from posttrain_pipelines.flow.server import configured_api, ensure_server
+from posttrain_pipelines.flow.server import token as server_token
 from posttrain_pipelines.flow.states import flow_state, task_state
 from posttrain_pipelines.redaction import redactor_of
 from posttrain_pipelines.services import ServiceError, answers
@@ -29,11 +29,11 @@ class PrefectRunner:
         require("prefect")
         ledger, pipeline = Ledger(execution), _pipeline(execution)
         try:
-            url, local = _server(execution.workspace)
+            url, token = _server(execution)
         except (ServiceError, OSError) as error:
             execution.note(f"Prefect server could not be started ({_brief(error)}): running without it")
             return _without_prefect(ledger)
-        outage = _in_thread(lambda: _run_flow(ledger, pipeline, url, local))
+        outage = _in_thread(lambda: _run_flow(ledger, pipeline, url, token))
         if ledger.defect is not None:
             raise ledger.defect
         if outage is not None:
@@ -55,34 +55,42 @@ class Ledger:
         self.results: dict[str, NodeResult] = {}
         self.defect: BaseException | None = None
         """What `perform` raised: never a stage's failure, so the run cannot go on."""
-        self._perform = execution.perform
+        self._execution = execution
+        self._locks = {node: threading.Lock() for node in execution.order}
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self._execution.stopping
 
     def perform(self, node: str) -> NodeResult:
-        """Perform a node that was not performed yet."""
-        if node not in self.results:
-            if self.defect is not None:
-                return NodeResult(node, NodeStatus.SKIPPED, summary="the run broke off")
-            try:
-                self.results[node] = self._perform(node)
-            except BaseException as defect:
-                self.defect = defect
-                raise
-        return self.results[node]
+        """Perform a node that was not performed yet; who asks while it is performed gets the same result."""
+        with self._locks[node]:
+            if node not in self.results:
+                if self.defect is not None:
+                    return NodeResult(node, NodeStatus.SKIPPED, summary="the run broke off")
+                try:
+                    self.results[node] = self._execution.perform(node)
+                except BaseException as defect:
+                    self.defect = defect
+                    raise
+            return self.results[node]
 
 
-def _server(workspace: Path) -> tuple[str, bool]:
-    """Return the address of the API and whether it is the workspace's own server."""
+def _server(execution: Execution) -> tuple[str, str | None]:
+    """Return the address of the API, and the password if it is the workspace's own server."""
     configured = configured_api()
     if configured is None:
-        return ensure_server(workspace).url, True
+        service = ensure_server(execution.workspace, stopping=lambda: execution.stopping, note=execution.note)
+        return service.url, server_token(execution.workspace)
     if not answers(configured.rstrip("/") + "/health"):
         raise ServiceError("the configured Prefect server does not answer", where="PREFECT_API_URL")
-    return configured, False
+    return configured, None
 
 
-def _run_flow(ledger: Ledger, name: str, url: str, local: bool) -> None:
+def _run_flow(ledger: Ledger, name: str, url: str, token: str | None) -> None:
     """Run the flow to its end; raises what Prefect raises."""
-    from posttrain_pipelines.flow.engine import load_prefect, session
+    from posttrain_pipelines.flow.engine import end_earlier_runs, load_prefect, session
 
     prefect = load_prefect(ledger.workspace)
     from prefect.cache_policies import NO_CACHE
@@ -119,7 +127,8 @@ def _run_flow(ledger: Ledger, name: str, url: str, local: bool) -> None:
             raise RuntimeError("the run broke off")
         return state(*flow_state(ledger.results.values()))
 
-    with session(ledger.workspace, url, local):
+    with session(ledger.workspace, url, token):
+        end_earlier_runs(ledger.run)
         pipeline(run=ledger.run, spec=ledger.spec_digest, return_state=True)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from posttrain.artifacts.locks import acquire
 from posttrain_pipelines.services import HOST, Service, ServiceSpec, ensure
 
 NAME = "prefect"
@@ -27,12 +30,29 @@ def configured_api() -> str | None:
     return os.environ.get("PREFECT_API_URL") or None
 
 
+def token_file(workspace: Path) -> Path:
+    """Return the file with the password of the workspace's server."""
+    return workspace / "services" / f"{NAME}.token"
+
+
+def token(workspace: Path) -> str:
+    """Return the password of the workspace's server; made when there is none, for this user's eyes only."""
+    path = token_file(workspace)
+    with acquire(path.with_name(f"{path.name}.lock")):
+        if not path.exists():
+            draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(f"posttrain:{secrets.token_urlsafe(24)}\n")
+            draft.replace(path)
+    return path.read_text(encoding="ascii").strip()
+
+
 def server_spec(workspace: Path) -> ServiceSpec:
     """Describe the server of a workspace."""
-    home = workspace / "prefect"
+    home, password = workspace / "prefect", token(workspace)
     return ServiceSpec(
         name=NAME,
-        version=version("prefect"),
+        version=f"{version('prefect')}+token",
         command=lambda port: [
             *(sys.executable, "-m", "prefect", "server", "start"),
             *("--host", HOST, "--port", str(port)),
@@ -44,6 +64,8 @@ def server_spec(workspace: Path) -> ServiceSpec:
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
             "PREFECT_CLI_PROMPT": "false",
+            "PREFECT_SERVER_API_AUTH_STRING": password,
+            "PREFECT_API_AUTH_STRING": password,
             "DO_NOT_TRACK": "1",
             **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in IDLE_SERVICES},
         },
@@ -52,7 +74,12 @@ def server_spec(workspace: Path) -> ServiceSpec:
     )
 
 
-def ensure_server(workspace: Path) -> Service:
-    """Return the workspace's running server, started if need be."""
+def ensure_server(
+    workspace: Path,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    note: Callable[[str], None] = lambda message: None,
+) -> Service:
+    """Return the workspace's running server, started if need be; the arguments are those of `ensure`."""
     (workspace / "prefect").mkdir(parents=True, exist_ok=True)
-    return ensure(workspace, server_spec(workspace))
+    return ensure(workspace, server_spec(workspace), stopping=stopping, note=note)

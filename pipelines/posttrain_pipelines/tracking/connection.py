@@ -9,10 +9,13 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from posttrain.artifacts.locks import KeyLock, acquire
+from posttrain.artifacts.manifest import digest_of
 from posttrain.errors import StoreError
+from posttrain.planning.secrets import Redactor
 from posttrain_pipelines.extras import require
 
 if TYPE_CHECKING:
@@ -27,6 +30,10 @@ SETTINGS = {
 }
 """Environment of every process in which MLflow runs."""
 
+IMPATIENCE = MappingProxyType({"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"})
+"""How long a server may take, unless the user says otherwise. MLflow's own 7 tries of 120 s would hold up the end
+of a run for minutes; what did not get through is replayed later."""
+
 _SQLITE = "sqlite:///"
 
 
@@ -38,6 +45,18 @@ def database(workspace: Path) -> Path:
 def tracking_uri(workspace: Path) -> str:
     """Return where runs are recorded: `MLFLOW_TRACKING_URI` if it is set, else the workspace's database."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{database(workspace)}"
+
+
+def without_login(uri: str) -> str:
+    """Return an address without the user and the password in it."""
+    head, separator, rest = uri.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{head}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def store_identity(uri: str) -> str:
+    """Return what tells tracking stores apart and may be written down: an address may hold a password."""
+    return digest_of(without_login(uri))
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -59,7 +78,6 @@ def connect(workspace: Path) -> MlflowClient:
     Raises:
         StoreError: The database is locked, read-only or no database.
     """
-    require("mlflow")
     uri = tracking_uri(workspace)
     path = sqlite_path(uri)
     if path is not None:
@@ -71,8 +89,7 @@ def connect(workspace: Path) -> MlflowClient:
 
 def _opened(uri: str, registry_uri: str) -> MlflowClient:
     """Return a client whose stores are open. MLflow opens them, and creates their schema, at the first call."""
-    load_mlflow()
-    with _quiet():
+    with speaking(uri), _quiet():
         from mlflow.tracking.client import MlflowClient
 
         client = MlflowClient(tracking_uri=uri, registry_uri=registry_uri)
@@ -101,10 +118,35 @@ def _create(path: Path) -> None:
 
 def load_mlflow() -> Any:
     """Import MLflow with telemetry and the loading of pickles switched off."""
+    require("mlflow")
     os.environ.update(SETTINGS)
+    for name, value in IMPATIENCE.items():
+        os.environ.setdefault(name, value)
     import mlflow
 
     return mlflow
+
+
+@contextmanager
+def speaking(uri: str) -> Iterator[None]:
+    """Turn an error of MLflow, whose text may hold the address with its password, into one that does not.
+
+    Raises:
+        StoreError: MLflow could not be reached, or refused.
+    """
+    load_mlflow()
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise StoreError(
+            "MLflow did not answer or refused",
+            where=without_login(uri),
+            found=Redactor([]).text(lines[0]),
+            fix="`posttrain sync` adds what is missing once it can",
+        ) from None
 
 
 def _probe(path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
 from posttrain.artifacts.aliases import Aliases
-from posttrain.execution.records import RunRecord, list_runs
+from posttrain.execution.records import RunRecord
+from posttrain_pipelines.tracking import watermark
 from posttrain_pipelines.tracking.measures import Point, measures_of
 from posttrain_pipelines.tracking.registry import VERSION
 from posttrain_pipelines.tracking.runs import NODE, NODE_STATUS, RUN, RUN_STATUS
@@ -26,10 +28,38 @@ class _Row:
     tags: dict[str, str]
 
 
-def lacks(path: Path, workspace: Path, record: RunView) -> bool:
+def identity(path: Path) -> str | None:
+    """Return what tells a database from another one at the same place; None when there is none.
+
+    It is the moment at which MLflow created the first experiment: inode numbers are used again.
+    """
+    if not path.is_file():
+        return None
+    state = path.stat()
+    try:
+        return _created(path, state.st_ino, state.st_ctime_ns)
+    except sqlite3.DatabaseError:
+        return None
+
+
+@lru_cache(maxsize=4)
+def _created(path: Path, inode: int, changed: int) -> str:
+    """Read the identity, once for each state of the file."""
+    with _reading(path) as database:
+        found = database.execute("SELECT experiment_id, creation_time FROM experiments ORDER BY 1 LIMIT 1")
+        return "-".join(str(value) for value in found.fetchone() or ())
+
+
+def lacks(path: Path, workspace: Path, record: RunView, conflicts: Collection[tuple[str, ...]] = ()) -> bool:
     """Whether the database at `path` lacks something of a run; for the newest run, of the registry too.
 
     A database that is missing or has no schema yet lacks everything.
+
+    Args:
+        path: The database.
+        workspace: The `.posttrain` directory.
+        record: The run.
+        conflicts: Names, aliases and versions that somebody else holds, as known already: they lack nothing.
     """
     if not path.is_file():
         return True
@@ -45,7 +75,10 @@ def lacks(path: Path, workspace: Path, record: RunView) -> bool:
         return any(
             node.tracked and _node_lacks(database, rows.get(node.node), node, stages.stage(node.node))
             for node in record.nodes.values()
-        ) or (_newest(workspace, record.run) and _registry_lacks(database, Aliases(workspace)))
+        ) or (
+            watermark.newest(workspace) == record.run
+            and _registry_lacks(database, Aliases(workspace), conflicts)
+        )
 
 
 def _node_lacks(database: sqlite3.Connection, row: _Row | None, node: NodeView, directory: Path) -> bool:
@@ -61,12 +94,9 @@ def _node_lacks(database: sqlite3.Connection, row: _Row | None, node: NodeView, 
     return missing_tags or not measures_of(directory, node).values.keys() <= _points(database, row.id)
 
 
-def _newest(workspace: Path, run: str) -> bool:
-    """Whether `run` is the newest one, which answers for the registry of the workspace."""
-    return list_runs(workspace)[-1].run == run
-
-
-def _registry_lacks(database: sqlite3.Connection, aliases: Aliases) -> bool:
+def _registry_lacks(
+    database: sqlite3.Connection, aliases: Aliases, conflicts: Collection[tuple[str, ...]]
+) -> bool:
     versions = set(
         database.execute(
             "SELECT name, CAST(value AS INTEGER) FROM model_version_tags WHERE key = ?", (VERSION,)
@@ -81,7 +111,10 @@ def _registry_lacks(database: sqlite3.Connection, aliases: Aliases) -> bool:
     )
     wanted_versions = {(name, entry.version) for name in aliases.names() for entry in aliases.versions(name)}
     wanted = {
-        (name, alias, version) for name in aliases.names() for alias, version in aliases.aliases(name).items()
+        (name, alias, version)
+        for name in aliases.names()
+        for alias, version in aliases.aliases(name).items()
+        if (name, alias, str(version)) not in conflicts
     }
     return not (wanted_versions <= versions and wanted <= pointed)
 

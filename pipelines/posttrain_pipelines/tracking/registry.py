@@ -7,11 +7,11 @@ that points elsewhere was moved by somebody else, and is left alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from posttrain.artifacts.aliases import Aliases, Version
 from posttrain.artifacts.store import Store
-from posttrain.errors import StoreError
 from posttrain_pipelines.tracking.lineage import DIGEST
 from posttrain_pipelines.tracking.runs import NODE, runs_of
 
@@ -25,16 +25,52 @@ UNSET = "-"
 """Stands for an alias that points nowhere."""
 
 
-def reconcile(client: MlflowClient, aliases: Aliases, store: Store) -> list[StoreError]:
+@dataclass(frozen=True)
+class Conflict:
+    """An alias that somebody moved in MLflow.
+
+    Args:
+        name: The registered name.
+        alias: The alias.
+        version: Our version that the alias should point at.
+        wanted: The same version by MLflow's number.
+        actual: MLflow's number of the version it points at.
+    """
+
+    name: str
+    alias: str
+    version: int
+    wanted: str
+    actual: str
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What a later look compares."""
+        return self.name, self.alias, str(self.version)
+
+    @property
+    def text(self) -> str:
+        """What holds the alias, and what to do."""
+        holder = "points nowhere" if self.actual == UNSET else f"points at MLflow version {self.actual}"
+        return (
+            f"in MLflow somebody else changed the alias `{self.alias}` of `{self.name}`: it {holder}, not at"
+            f" version {self.wanted}, and is left as it is. Set it to version {self.wanted} in MLflow, or"
+            " promote the model that it points at"
+        )
+
+
+def reconcile(client: MlflowClient, aliases: Aliases, store: Store) -> list[Conflict]:
     """Bring versions and aliases of every registered name into MLflow; return the conflicts found."""
-    conflicts: list[StoreError] = []
+    conflicts: list[Conflict] = []
     for name in aliases.names():
         versions = aliases.versions(name)
         if versions:
             numbers = _versions(client, name, versions, store)
             model = client.get_registered_model(name)
             for alias, version in aliases.aliases(name).items():
-                conflicts += _alias(client, model, alias, numbers[version])
+                actual = _alias(client, model, alias, numbers[version])
+                if actual is not None:
+                    conflicts.append(Conflict(name, alias, version, numbers[version], actual))
     return conflicts
 
 
@@ -65,25 +101,17 @@ def _maker(client: MlflowClient, version: Version) -> str | None:
     return None
 
 
-def _alias(client: MlflowClient, model: RegisteredModel, alias: str, wanted: str) -> list[StoreError]:
+def _alias(client: MlflowClient, model: RegisteredModel, alias: str, wanted: str) -> str | None:
+    """Move an alias if it is ours to move; else return the version that it points at."""
     tag = SET_BY_US + alias
     recorded = model.tags.get(tag, UNSET)
     actual = str(model.aliases.get(alias, UNSET))
     if actual != wanted and actual not in recorded.split(","):
-        return [_conflict(model.name, alias, actual, wanted)]
+        return actual
     if actual != wanted:
         # both are ours until the move is done: a crash in between must not look like somebody else's change
         client.set_registered_model_tag(model.name, tag, f"{actual},{wanted}")
         client.set_registered_model_alias(model.name, alias, wanted)
     if recorded != wanted:
         client.set_registered_model_tag(model.name, tag, wanted)
-    return []
-
-
-def _conflict(name: str, alias: str, actual: str, wanted: str) -> StoreError:
-    return StoreError(
-        f"the alias `{alias}` of `{name}` was changed in MLflow by somebody else; it is left as it is",
-        found="no such alias" if actual == UNSET else f"MLflow version {actual}",
-        expected=f"MLflow version {wanted}",
-        fix=f"set `{alias}` to version {wanted} in MLflow, or promote the model that it points at",
-    )
+    return None

@@ -8,15 +8,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 from posttrain_pipelines.services import HOST, Service, ServiceSpec, ensure
-from posttrain_pipelines.tracking.connection import SETTINGS, connect, tracking_lock, tracking_uri
+from posttrain_pipelines.tracking.connection import (
+    SETTINGS,
+    connect,
+    tracking_lock,
+    tracking_uri,
+    without_login,
+)
 
 NAME = "mlflow"
 
 
 def configured_server() -> str | None:
-    """Return the address of a tracking server that the user configured (`MLFLOW_TRACKING_URI`)."""
+    """Return the address, without a login, of a server that the user configured (`MLFLOW_TRACKING_URI`)."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-    return uri if uri.startswith(("http://", "https://")) else None
+    return without_login(uri) if uri.startswith(("http://", "https://")) else None
 
 
 def server_spec(workspace: Path) -> ServiceSpec:
@@ -37,10 +43,14 @@ def server_spec(workspace: Path) -> ServiceSpec:
                 "--workers",
                 "1",
             ),
-            *("--backend-store-uri", tracking_uri(workspace)),
             *("--default-artifact-root", (workspace / "mlartifacts").as_uri()),
         ],
-        environment=SETTINGS | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        environment=SETTINGS
+        | {
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            # by the environment, since everybody can read a command line, and it may hold a password
+            "MLFLOW_BACKEND_STORE_URI": tracking_uri(workspace),
+        },
         health="/health",
     )
 

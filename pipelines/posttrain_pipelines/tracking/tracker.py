@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posttrain.artifacts.aliases import Aliases
 from posttrain.artifacts.store import Store
@@ -15,10 +16,17 @@ from posttrain.execution.records import RunRecord
 from posttrain.planning.secrets import Redactor
 from posttrain_pipelines.redaction import redactor_of
 from posttrain_pipelines.tracking import inspection, watermark
-from posttrain_pipelines.tracking.connection import connect, sqlite_path, tracking_lock, tracking_uri
+from posttrain_pipelines.tracking.connection import (
+    connect,
+    speaking,
+    sqlite_path,
+    store_identity,
+    tracking_lock,
+    tracking_uri,
+)
 from posttrain_pipelines.tracking.lineage import Lineage
 from posttrain_pipelines.tracking.measures import measures_of
-from posttrain_pipelines.tracking.registry import reconcile
+from posttrain_pipelines.tracking.registry import Conflict, reconcile
 from posttrain_pipelines.tracking.runs import (
     NODE,
     NODE_STATUS,
@@ -55,38 +63,55 @@ class MlflowTracker:
         self._sessions: dict[tuple[Path, str], _Session] = {}
         self._threads = threading.Lock()
 
-    def sync(self, workspace: Path, run: str) -> None:
-        """Add what the record of `run` has and MLflow lacks; change nothing that is there."""
+    def sync(self, workspace: Path, run: str) -> Sequence[str]:
+        """Add what the record of `run` has and MLflow lacks; change nothing that is there.
+
+        Returns:
+            A remark for each alias that somebody else moved in MLflow.
+        """
         with self._threads, tracking_lock(workspace):
-            state = watermark.sources(workspace, run)
+            files = {"sources": watermark.sources(workspace, run), "registry": watermark.registry(workspace)}
             record = view_run(workspace, run)
-            session = self._session(workspace, run, record)
-            note = {"writer": self._token, "uri": tracking_uri(workspace)}
-            watermark.write(workspace, run, note)
-            try:
-                _project(session, record, workspace, redactor_of(workspace / "runs" / run))
-                conflicts = reconcile(session.client, Aliases(workspace), Store(workspace))
-                if conflicts:
-                    raise conflicts[0]
-            except BaseException:
-                self._sessions.pop(
-                    (workspace, run), None
-                )  # what got through is unknown: read it again next time
-                raise
+            conflicts = self._project(workspace, run, record)
             if record.status != RUNNING:
                 self._sessions.pop((workspace, run), None)
-            watermark.write(workspace, run, {**note, "sources": state, "status": record.status})
+            known = [conflict.identity for conflict in conflicts]
+            note = {"writer": self._token, **files, "status": record.status, "conflicts": known}
+            watermark.write(workspace, run, note | _store(workspace))
+            return [conflict.text for conflict in conflicts]
+
+    def _project(self, workspace: Path, run: str, record: RunView) -> list[Conflict]:
+        with speaking(tracking_uri(workspace)):
+            session = self._session(workspace, run, record)
+            watermark.write(workspace, run, {"writer": self._token})
+            try:
+                _project(session, record, workspace, redactor_of(workspace / "runs" / run))
+                return reconcile(session.client, Aliases(workspace), Store(workspace))
+            except BaseException:
+                # what got through is unknown: read it again next time
+                self._sessions.pop((workspace, run), None)
+                raise
 
     def behind(self, workspace: Path, run: str) -> bool:
-        """Whether MLflow lacks something of `run`. Reads a local database without MLflow; asks no server."""
-        uri = tracking_uri(workspace)
-        record = view_run(workspace, run)
-        path = sqlite_path(uri)
-        if path is not None:
-            return inspection.lacks(path, workspace, record)
-        note = watermark.read(workspace, run)
-        done = {"uri": uri, "sources": watermark.sources(workspace, run), "status": record.status}
-        return any(note.get(key) != value for key, value in done.items())
+        """Whether MLflow lacks something of `run`; asks no server.
+
+        The note of the last sync is trusted while nothing that it was made from has changed. Else a local
+        database is read, without MLflow.
+        """
+        note, state = watermark.read(workspace, run), complete(workspace, run)
+        changed = {key for key, value in state.items() if note.get(key) != value}
+        unchanged = not changed or (changed == {"registry"} and watermark.newest(workspace) != run)
+        if unchanged and note["status"] != RUNNING:
+            return False
+        record, path = view_run(workspace, run), sqlite_path(tracking_uri(workspace))
+        if path is None:
+            return not (unchanged and note["status"] == record.status)
+        conflicts = {tuple(identity) for identity in note.get("conflicts", ())}
+        if inspection.lacks(path, workspace, record, conflicts):
+            return True
+        if record.status != RUNNING:
+            watermark.write(workspace, run, {**note, **state, "status": record.status})
+        return False
 
     def _session(self, workspace: Path, run: str, record: RunView) -> _Session:
         known = self._sessions.get((workspace, run))
@@ -99,6 +124,19 @@ class MlflowTracker:
         session = _Session(client, experiment, runs_of(client, run), lineage)
         self._sessions[workspace, run] = session
         return session
+
+
+def _store(workspace: Path) -> dict[str, Any]:
+    """Return what tells the tracking store apart, for a local one also from a later database at its place."""
+    uri = tracking_uri(workspace)
+    path = sqlite_path(uri)
+    return {"store": store_identity(uri), "database": inspection.identity(path) if path else None}
+
+
+def complete(workspace: Path, run: str) -> Mapping[str, Any]:
+    """Return what a note must say for nothing to be lacking."""
+    files = {"sources": watermark.sources(workspace, run), "registry": watermark.registry(workspace)}
+    return files | _store(workspace)
 
 
 def _project(session: _Session, record: RunView, workspace: Path, redactor: Redactor) -> None:

@@ -29,7 +29,7 @@ from posttrain.contracts.stage import (
     VolatileMark,
 )
 from posttrain.errors import DataError, Interrupted, StageError
-from posttrain_plugins.data.conversation import as_messages
+from posttrain_plugins.data.conversation import as_messages, tools_of
 from posttrain_plugins.data.rows import read_rows, write_rows
 from posttrain_plugins.evaluation.tasks import FORMATS, Task, tasks_of
 
@@ -53,7 +53,7 @@ class BestOfNConfig(StageConfig):
         le=1,
         description="sample from the smallest set of tokens whose probability reaches this",
     )
-    max_new_tokens: int = Field(default=256, ge=1, description="longest completion")
+    max_new_tokens: int = Field(default=128, ge=1, description="longest completion")
     pairs_per_prompt: int = Field(
         default=1,
         ge=1,
@@ -65,7 +65,9 @@ class BestOfNConfig(StageConfig):
         description="let completions of equal reward make a pair, in an order set by the seed; for smoke runs",
     )
     allow_truncated: bool = Field(
-        default=False, description="let a completion be chosen that was cut off by `max_new_tokens`"
+        default=False,
+        description="use completions that were cut off by `max_new_tokens` too; trained on, they end where "
+        "the policy did not end them",
     )
     limit: int | None = Field(
         default=None, ge=1, description="use this many prompts, chosen by their content"
@@ -103,7 +105,12 @@ class BestOfN(Stage):
     def predict(self, config: BestOfNConfig, inputs: Inputs) -> Mapping[str, Prediction]:
         """Predict preference data; the policy is known once the model is."""
         digests = [model.artifact.digest for model in inputs.get("model", ()) if model.artifact is not None]
-        facts = DatasetFacts(format="preference", policy=digests[0] if digests else None)
+        turns = [each.facts.conversational for each in inputs.get("prompts", ())]
+        facts = DatasetFacts(
+            format="preference",
+            policy=digests[0] if digests else None,
+            conversational=turns[0] if turns else None,
+        )
         return {"pairs": Prediction(Kind.DATASET, facts)}
 
 
@@ -156,12 +163,15 @@ def choose_pairs(
     Equal rewards are ordered by a hash of seed, row and text, so the choice does not favour a position or a
     length.
     """
-    usable = [each for each in completions if each.reward is not None and each.text.strip()]
+    usable = [
+        each
+        for each in completions
+        if each.reward is not None and each.text.strip() and (each.finished or config.allow_truncated)
+    ]
     usable.sort(key=lambda each: digest_of([config.seed, identity, each.text]))
     best = sorted(usable, key=lambda each: -(each.reward or 0.0))
-    chosen_from = [each for each in best if each.finished or config.allow_truncated]
     used: set[str] = set()
-    for chosen, rejected in list(zip(chosen_from, best[::-1], strict=False))[: config.pairs_per_prompt]:
+    for chosen, rejected in list(zip(best, best[::-1], strict=True))[: config.pairs_per_prompt]:
         gap = (chosen.reward or 0.0) - (rejected.reward or 0.0)
         pair = {chosen.text, rejected.text}
         if len(pair) < 2 or pair & used or not _enough(gap, config):
@@ -173,10 +183,10 @@ def choose_pairs(
 def _samples(context: StageContext, tasks: Sequence[Task]) -> list[list[tuple[str, Generation]]]:
     """Return the text and the generation of each sample of each task."""
     from posttrain_plugins.evaluation.generation import generate
-    from posttrain_plugins.models.policy import open_policy
+    from posttrain_plugins.models.policy import open_policy, usable_device
 
     config: BestOfNConfig = context.config
-    policy: Policy = open_policy(context.input("model"), context)
+    policy: Policy = open_policy(context.input("model"), context, device=usable_device())
 
     def report(done: int, total: int) -> None:
         context.progress(done, total, "prompts")
@@ -187,7 +197,7 @@ def _samples(context: StageContext, tasks: Sequence[Task]) -> list[list[tuple[st
 
     generations = generate(
         policy,
-        [policy.encoder.encode_prompt(task.prompt) for task in tasks],
+        [policy.encoder.encode_prompt(task.prompt, tools_of(task.row)) for task in tasks],
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
         top_p=config.top_p,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from posttrain.errors import DataError
 
 Message = dict[str, Any]
 Turns = str | Sequence[Mapping[str, Any]]
@@ -17,6 +20,25 @@ def as_messages(prompt: Turns) -> list[Message]:
 def completion_messages(completion: Turns) -> list[Message]:
     """Return a completion as messages; a string is one assistant turn."""
     return _messages(completion, "assistant")
+
+
+def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the tools that a row's conversation may call: its column `tools`, a list or a list as JSON text.
+
+    Raises:
+        DataError: The column holds something else.
+    """
+    value = row.get("tools")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "null")
+        except json.JSONDecodeError as error:
+            raise DataError(f"the column `tools` is not valid JSON: {error}") from error
+    if not value:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise DataError("the column `tools` must be a list of objects, each a tool", found=repr(value)[:80])
+    return value
 
 
 def content_text(message: Mapping[str, Any]) -> str:

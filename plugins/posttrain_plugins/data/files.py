@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.problems import Problems
 
 Row = dict[str, Any]
+
+_LONGEST_FIELD = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -139,11 +142,13 @@ def _csv(path: Path, part: str | None) -> Table:
     problems = Problems(str(path))
     rows, places = [], []
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with _long_fields(), path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             header = _header(path, next(reader, []))
             for fields in reader:
                 place = f"line {reader.line_num}"
+                if not fields:
+                    continue
                 if len(fields) != len(header):
                     problems.add(place, f"{len(fields)} fields, but the header has {len(header)}")
                     continue
@@ -155,6 +160,16 @@ def _csv(path: Path, part: str | None) -> Table:
         raise DataError(f"invalid CSV: {error}", where=f"{path}, line {reader.line_num}") from error
     problems.check()
     return Table(str(path), rows, places)
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lift the limit of 131072 characters that the `csv` module puts on a field."""
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _header(path: Path, names: list[str]) -> list[str]:

@@ -25,15 +25,15 @@ from posttrain.contracts.stage import (
     VolatileMark,
 )
 from posttrain.errors import DataError
-from posttrain_plugins.data import hub
+from posttrain_plugins import hub
 from posttrain_plugins.data.cleaning import Cleaned, clean
 from posttrain_plugins.data.files import Table, is_plain, read_table
 from posttrain_plugins.data.formats import FORMATS
-from posttrain_plugins.data.rows import prompt_hash, shared_columns, write_rows
+from posttrain_plugins.data.rows import is_conversation, prompt_hashes, shared_columns, write_rows
 from posttrain_plugins.data.splits import SplitConfig, divide, even_split, split_names, split_ports
 
-_READ_WHILE_PLANNING = 64 * 1024 * 1024
-"""Bytes; larger files are left to the worker."""
+_READ_WHILE_PLANNING = 4 * 1024 * 1024
+"""Bytes; larger files are left to the worker, since every command plans anew."""
 _TINY_ROWS = 200
 
 Format = Literal["text", "messages", "prompt", "prompt_completion", "preference"]
@@ -111,6 +111,10 @@ class Load(Stage):
                 f"there is no file {config.path}", "check `path`; it is relative to the spec file's folder"
             )
             return
+        if _left_to_the_worker(config):
+            limit = f"{_READ_WHILE_PLANNING // 1024**2} MB"
+            message = f"{config.path} is larger than {limit}; its rows are not known before they are loaded"
+            yield Finding("data", Level.NOTE, Certainty.UNKNOWN, message)
         planned = _planned(config)
         if planned is not None and planned.error is not None:
             yield _error(str(planned.error), None)
@@ -178,12 +182,15 @@ class _Planned:
 
 def _planned(config: LoadConfig) -> _Planned | None:
     """Return what a small local text file gives; None when it has to wait for the worker."""
-    if config.path is None or not is_plain(Path(config.path)):
+    if config.path is None or not is_plain(Path(config.path)) or _left_to_the_worker(config):
         return None
     stat = Path(config.path).stat()
-    if stat.st_size > _READ_WHILE_PLANNING:
-        return None
     return _read_for_plan(config.model_dump_json(), stat.st_size, stat.st_mtime_ns)
+
+
+def _left_to_the_worker(config: LoadConfig) -> bool:
+    path = None if config.path is None else Path(config.path)
+    return path is not None and is_plain(path) and path.stat().st_size > _READ_WHILE_PLANNING
 
 
 @lru_cache(maxsize=32)
@@ -202,8 +209,9 @@ def _described(rows: list[dict[str, Any]], format: str) -> _Part:
     columns: tuple[str, ...] | None = None
     for row in rows:
         columns = shared_columns(columns, row, format)
-    facts = DatasetFacts(format=format, columns=columns, rows=len(rows))
-    return _Part(facts, frozenset(prompt_hash(row, format) for row in rows))
+    turns = any(is_conversation(row, format) for row in rows)
+    facts = DatasetFacts(format=format, columns=columns, rows=len(rows), conversational=turns)
+    return _Part(facts, frozenset(each for row in rows for each in prompt_hashes(row, format)))
 
 
 def _absolute(config: LoadConfig, base: Path) -> LoadConfig:

@@ -13,7 +13,7 @@ from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import canonical
 from posttrain.contracts.stage import Port, StageConfig
 from posttrain.errors import DataError
-from posttrain_plugins.data.rows import prompt_hash
+from posttrain_plugins.data.rows import first_prompt_hash
 
 REST = "train"
 WHOLE = "data"
@@ -63,9 +63,9 @@ class SplitConfig(StageConfig):
         "port. Without it there is one port, `data`",
     )
     split_by: Literal["row", "prompt"] = Field(
-        default="row",
-        description="what is hashed: the whole row, or its prompt, so that all answers to a prompt stay "
-        "together",
+        default="prompt",
+        description="what is hashed: the row's prompt (of a conversation its first, of `text` all of it), so "
+        "that no prompt is in two splits; or the whole row",
     )
 
 
@@ -81,7 +81,7 @@ def even_split(split: Mapping[str, float] | None) -> dict[str, float] | None:
 
 def split_names(split: Mapping[str, float] | None) -> tuple[str, ...]:
     """Return the names of the parts, `train` first; `data` alone when nothing is split."""
-    return (WHOLE,) if split is None else (REST, *split)
+    return (WHOLE,) if split is None else (REST, *sorted(split))
 
 
 def divide(
@@ -94,7 +94,7 @@ def divide(
     """
     parts: dict[str, list[Any]] = {name: [] for name in split_names(config.split)}
     for row in rows:
-        content = prompt_hash(row, format) if config.split_by == "prompt" else row
+        content = first_prompt_hash(row, format) if config.split_by == "prompt" else row
         parts[_part(content, config.split)].append(row)
     for name, part in parts.items():
         if not part:
@@ -127,7 +127,8 @@ def _part(content: Any, split: Mapping[str, float] | None) -> str:
     if split is None:
         return WHOLE
     place, edge = uniform(content), 0.0
-    for name, share in split.items():
+    # By name: the order of a mapping means nothing, and the key and a run's record do not keep it.
+    for name, share in sorted(split.items()):
         edge += share
         if place < edge:
             return name

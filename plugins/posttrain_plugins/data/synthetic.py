@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from posttrain.contracts.stage import (
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import FORMATS
 from posttrain_plugins.data.generators import BUILT_IN
-from posttrain_plugins.data.rows import prompt_hash, write_rows
+from posttrain_plugins.data.rows import is_conversation, prompt_hashes, write_rows
 from posttrain_plugins.data.splits import SplitConfig, divide, even_split, split_names, split_ports
 
 _MADE_WHILE_PLANNING = 20_000
@@ -60,8 +61,11 @@ class Synthetic(Stage):
         """The built-in generators are run here already; of others nothing is known yet."""
         known = BUILT_IN.get(config.generator.name)
         facts = DatasetFacts(format=known.format, columns=known.columns) if known else DatasetFacts()
+        if known and _fits(config):
+            first = next(iter(_made(config.model_copy(update={"rows": 1}))))
+            facts = facts.model_copy(update={"conversational": is_conversation(first, known.format)})
         parts = _planned(config) if _fits(config) else None
-        counts = {name: len(hashes) for name, hashes in parts.items()} if parts else {}
+        counts = {name: part.rows for name, part in parts.items()} if parts else {}
         return {
             name: Prediction(Kind.DATASET, facts.model_copy(update={"rows": counts.get(name)}))
             for name in split_names(config.split)
@@ -77,7 +81,7 @@ class Synthetic(Stage):
     def prompts(self, config: SyntheticConfig, port: str, base: Path) -> frozenset[str] | None:
         """Prompt hashes of a built-in generator's rows."""
         parts = _planned(config) if _fits(config) else None
-        return None if parts is None else frozenset(parts[port])
+        return None if parts is None else parts[port].prompts
 
 
 def run(context: StageContext) -> Outcome:
@@ -107,18 +111,31 @@ def _fits(config: SyntheticConfig) -> bool:
     return True
 
 
-def _planned(config: SyntheticConfig) -> Mapping[str, tuple[str, ...]] | None:
-    """Return the prompt hashes of each part; None when it has to wait for the worker."""
+@dataclass(frozen=True)
+class _Part:
+    rows: int
+    prompts: frozenset[str]
+
+
+def _planned(config: SyntheticConfig) -> Mapping[str, _Part] | None:
+    """Return the size and prompt hashes of each part; None when it has to wait for the worker."""
     if config.generator.name not in BUILT_IN or config.rows > _MADE_WHILE_PLANNING:
         return None
-    return _hashes(config.model_dump_json())
+    return _parts(config.model_dump_json())
 
 
 @lru_cache(maxsize=32)
-def _hashes(options: str) -> Mapping[str, tuple[str, ...]]:
+def _parts(options: str) -> Mapping[str, _Part]:
     config = SyntheticConfig.model_validate_json(options)
+    format = BUILT_IN[config.generator.name].format
+    parts = divide(list(_made(config)), config, format, config.generator.name)
+    return {
+        name: _Part(len(part), frozenset(each for row in part for each in prompt_hashes(row, format)))
+        for name, part in parts.items()
+    }
+
+
+def _made(config: SyntheticConfig) -> Iterator[dict[str, Any]]:
     generator = BUILT_IN[config.generator.name]()
-    own = generator.config.model_validate(config.generator.options)
-    rows = list(generator(own, config.rows, config.seed))
-    parts = divide(rows, config, generator.format, config.generator.name)
-    return {name: tuple(prompt_hash(row, generator.format) for row in part) for name, part in parts.items()}
+    options = generator.config.model_validate(config.generator.options)
+    return iter(generator(options, config.rows, config.seed))

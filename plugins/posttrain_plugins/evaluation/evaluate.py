@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from posttrain.artifacts.kinds import POLICY, Kind, ReportFacts
 from posttrain.contracts.stage import (
-    Certainty,
     Finding,
     Input,
     Inputs,
@@ -22,6 +21,7 @@ from posttrain.contracts.stage import (
 )
 from posttrain_plugins.evaluation.report import Metric
 from posttrain_plugins.evaluation.tasks import FORMATS
+from posttrain_plugins.handoffs.lineage import certainty
 
 DEFAULT_ANSWER = "answer"
 """The column that holds the answer of data in the format `prompt`, when none is named."""
@@ -42,7 +42,7 @@ class EvaluateConfig(StageConfig):
         description="the column with the reference text; by default the completion, or `answer` in format "
         "`prompt`",
     )
-    max_new_tokens: int = Field(default=256, ge=1, description="longest generated answer")
+    max_new_tokens: int = Field(default=128, ge=1, description="longest generated answer")
     limit: int | None = Field(
         default=None, ge=1, description="evaluate this many rows, chosen by their content"
     )
@@ -130,5 +130,4 @@ def _unmeasurable(config: EvaluateConfig, data: Input) -> Iterable[Finding]:
 
 
 def _finding(source: Input, port: str, message: str, fix: str) -> Finding:
-    certainty = Certainty.VERIFIED if source.verified else Certainty.PREDICTED
-    return Finding("evaluate", Level.ERROR, certainty, message, port=port, fix=fix)
+    return Finding("evaluate", Level.ERROR, certainty(source), message, port=port, fix=fix)

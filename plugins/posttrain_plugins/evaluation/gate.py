@@ -30,10 +30,12 @@ from posttrain_plugins.evaluation.verdicts import (
     Demands,
     Judgement,
     judge,
+    no_answers,
     require_answers,
     require_items,
     worst,
 )
+from posttrain_plugins.handoffs.lineage import certainty
 
 VERDICT = "verdict.json"
 WORDS = {Verdict.COMPLETED: "pass", Verdict.REJECTED: "rejected", Verdict.INCONCLUSIVE: "inconclusive"}
@@ -62,8 +64,9 @@ class GateConfig(StageConfig):
     )
     check_answers: bool = Field(
         default=True,
-        description="refuse a score of exactly 0 or 1 that rests on empty or cut-off answers alone: it says "
-        "that generation failed, not how good the model is; smoke runs leave this out",
+        description="refuse a candidate whose score of exactly 0 or 1 rests on empty or cut-off answers alone: it "
+        "says that generation failed, not how good the model is; of a baseline it is noted, as an untrained "
+        "model may never stop; smoke runs leave this out",
     )
 
 
@@ -106,7 +109,7 @@ class Gate(Stage):
                     "report",
                     f"{report.origin} is a report of the kind `{report.facts.report}`, not an evaluation",
                     "connect the output of an `evaluate` stage",
-                    Certainty.VERIFIED if report.verified else Certainty.PREDICTED,
+                    certainty(report),
                 )
             yield from _absent(report, inputs)
 
@@ -124,8 +127,8 @@ def _absent(report: Input, inputs: Inputs) -> Iterable[Finding]:
                 )
 
 
-def _error(port: str, message: str, fix: str, certainty: Certainty = Certainty.VERIFIED) -> Finding:
-    return Finding("gate", Level.ERROR, certainty, message, port=port, fix=fix)
+def _error(port: str, message: str, fix: str, basis: Certainty = Certainty.VERIFIED) -> Finding:
+    return Finding("gate", Level.ERROR, basis, message, port=port, fix=fix)
 
 
 def run(context: StageContext) -> Outcome:
@@ -135,8 +138,8 @@ def run(context: StageContext) -> Outcome:
     items = read_items(context.input("report").path)
     candidates = list({model.digest: model for model in context.inputs["candidate"]}.values())
     baseline = next(iter(context.inputs.get("baseline", ())), None)
-    reference = None if baseline is None else _items_of(items, baseline, config)
-    judgements = [judge(_items_of(items, model, config), reference, demands) for model in candidates]
+    reference = None if baseline is None else _baseline(context, items, baseline)
+    judgements = [judge(_candidate(items, model, config), reference, demands) for model in candidates]
     best = max(judgements, key=lambda judgement: SIGN[demands.metric] * judgement.value.value)
     verdict = worst(judgement.verdict for judgement in judgements)
     figures = _figures(best)
@@ -155,12 +158,26 @@ def run(context: StageContext) -> Outcome:
     return Outcome(verdict, figures, summary=summary)
 
 
-def _items_of(items: Mapping[str, Sequence[Item]], model: Artifact, config: GateConfig) -> Sequence[Item]:
+def _candidate(items: Mapping[str, Sequence[Item]], model: Artifact, config: GateConfig) -> Sequence[Item]:
+    """Return a candidate's items; its answers must be answers."""
     own = items.get(model.digest, ())
     require_items(own, model.ref)
-    if config.check_answers and config.metric == Metric.EXACT_MATCH:
+    if _checks_answers(config):
         require_answers(own, model.ref)
     return own
+
+
+def _baseline(context: StageContext, items: Mapping[str, Sequence[Item]], model: Artifact) -> Sequence[Item]:
+    """Return the baseline's items. That it gives no answers is a fact about it, to be known, not a fault."""
+    own = items.get(model.digest, ())
+    require_items(own, model.ref)
+    if _checks_answers(context.config) and (problem := no_answers(own)) is not None:
+        context.note(f"the baseline {model.ref} gave no answers to compare with: {problem}", Level.WARNING)
+    return own
+
+
+def _checks_answers(config: GateConfig) -> bool:
+    return config.check_answers and config.metric == Metric.EXACT_MATCH
 
 
 def _figures(best: Judgement) -> dict[str, float]:

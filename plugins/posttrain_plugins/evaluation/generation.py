@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ _COMPACT_BELOW = 7 / 8
 """Finished rows leave the batch once fewer than this share of its rows is still going."""
 _NUCLEUS = 1024
 """Candidates looked at first for the nucleus; a full sort follows where their mass stays below top_p."""
+_HEARD_EVERY = 16
+"""Decoding steps between two calls of `progress`, so that a request to stop need not wait for a batch."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def generate(
         seed: Seeds the samples; not negative.
         batch_tokens: Upper bound of cached tokens in one batch; a batch holds at least one prompt with its
             samples.
-        progress: Called with (prompts done, prompts in all) after each batch.
+        progress: Called with (prompts done, prompts in all) after each batch and every few decoding steps; may
+            raise to stop.
 
     Returns:
         For each prompt, in the order given, its completions.
@@ -88,16 +92,20 @@ def generate(
     limits = _limits(policy.model, prompts, max_new_tokens)
     sampling = _Sampling(temperature, top_p, samples, seed)
     found: list[list[Generation]] = [[] for _ in prompts]
-    done = 0
+    done, report = 0, progress or _unheard
     with evaluating(policy.model):
         for batch in _batches(prompts, limits, samples, batch_tokens):
             decoder = _Decoder(policy, [prompts[i] for i in batch], batch, sampling)
-            for index, generations in zip(batch, decoder.run([limits[i] for i in batch]), strict=True):
+            pause = partial(report, done, len(prompts))
+            for index, generations in zip(batch, decoder.run([limits[i] for i in batch], pause), strict=True):
                 found[index] = generations
             done += len(batch)
-            if progress is not None:
-                progress(done, len(prompts))
+            report(done, len(prompts))
     return found
+
+
+def _unheard(done: int, total: int) -> None:
+    """Stand in for a `progress` that nobody gave."""
 
 
 class _Decoder:
@@ -116,8 +124,8 @@ class _Decoder:
         self.stops = torch.tensor(sorted(policy.encoder.stop_ids), dtype=torch.long, device=self.device)
         self.rows = [(index, sample) for index in indices for sample in range(sampling.samples)]
 
-    def run(self, limits: Sequence[int]) -> list[list[Generation]]:
-        """Return the generations of each prompt."""
+    def run(self, limits: Sequence[int], pause: Callable[[], None]) -> list[list[Generation]]:
+        """Return the generations of each prompt; `pause` is called every few steps and may raise."""
         repeats, steps = self.sampling.samples, max(limits)
         limit = torch.tensor(limits, device=self.device).repeat_interleave(repeats)
         uniforms = self._uniforms(steps)
@@ -129,6 +137,8 @@ class _Decoder:
         going = torch.ones_like(finished)
         logits, cache, mask, positions = self._prefill(steps)
         for step in range(steps):
+            if step % _HEARD_EVERY == _HEARD_EVERY - 1:
+                pause()
             chosen = self._choose(logits, uniforms[slot, step] if uniforms is not None else None)
             stopped = torch.isin(chosen, self.stops)
             finished[slot] |= going & stopped
@@ -174,7 +184,7 @@ class _Decoder:
         cache = DynamicCache(config=self.model.config)
         output = self.model(
             input_ids=ids, attention_mask=mask[:, :width], position_ids=positions,
-            cache=cache, use_cache=True, logits_to_keep=1,
+            cache=cache, use_cache=True, **self._last_logits(),
         )  # fmt: skip
         logits, following = output.logits[:, -1], positions[:, -1] + 1
         if repeats > 1:
@@ -185,6 +195,10 @@ class _Decoder:
             mask.repeat_interleave(repeats, 0),
             following.repeat_interleave(repeats, 0),
         )
+
+    def _last_logits(self) -> dict[str, int]:
+        """Ask for the last position's logits alone, where the model's forward can be asked."""
+        return {"logits_to_keep": 1} if self.model._supports_logits_to_keep() else {}
 
     def _uniforms(self, steps: int) -> Tensor | None:
         """Return uniform numbers [rows, steps], each a function of (seed, prompt, sample, step) alone."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from posttrain.artifacts.kinds import Kind, ReportFacts
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.errors import DataError, Interrupted
+from posttrain_plugins.data.conversation import tools_of
 from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.evaluation.evaluate import EvaluateConfig
 from posttrain_plugins.evaluation.generation import Generation, generate
@@ -21,7 +23,7 @@ from posttrain_plugins.evaluation.report import (
     write_report,
 )
 from posttrain_plugins.evaluation.tasks import Task, tasks_of
-from posttrain_plugins.models.policy import Policy, open_policy
+from posttrain_plugins.models.policy import Policy, open_policy, usable_device
 
 _DIGITS = 6
 """Significant digits kept of a log-likelihood; those behind depend on how rows were batched."""
@@ -58,12 +60,12 @@ def _evaluate(
 ) -> list[Item]:
     """Return one model's items."""
     config: EvaluateConfig = context.config
-    policy = open_policy(model, context)
+    policy = open_policy(model, context, device=usable_device())
     columns: list[list[dict[str, Any]]] = []
     passes = [_PASSES[metric] for metric in config.metrics]
     for number, measure in enumerate(passes):
         offset, total = turn[0] * len(passes) + number, turn[1] * len(passes)
-        columns.append(measure(policy, tasks, targets, config, _reporter(context, offset, total)))
+        columns.append(measure(_Asked(context, policy, tasks, targets, _reporter(context, offset, total))))
     return [
         Item(
             model=model.digest,
@@ -75,37 +77,62 @@ def _evaluate(
     ]
 
 
-def _answers(
-    policy: Policy, tasks: Sequence[Task], targets: Sequence[str], config: EvaluateConfig, progress: Any
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Asked:
+    """What one pass over the tasks works with."""
+
+    context: StageContext
+    policy: Policy
+    tasks: Sequence[Task]
+    targets: Sequence[str]
+    progress: Callable[[int, int], None]
+
+    @property
+    def config(self) -> EvaluateConfig:
+        config: EvaluateConfig = self.context.config
+        return config
+
+    def warn(self, text: str) -> None:
+        self.context.note(f"{self.policy.artifact.ref}: {text}", Level.WARNING)
+
+
+def _answers(asked: _Asked) -> list[dict[str, Any]]:
     """Generate an answer to each task and compare it with the target."""
+    policy, config = asked.policy, asked.config
     generations = generate(
         policy,
-        [policy.encoder.encode_prompt(task.prompt) for task in tasks],
+        [policy.encoder.encode_prompt(task.prompt, tools=tools_of(task.row)) for task in asked.tasks],
         max_new_tokens=config.max_new_tokens,
         batch_tokens=config.batch_tokens,
-        progress=progress,
+        progress=asked.progress,
     )
-    return [_answer(policy, only, target) for (only,), target in zip(generations, targets, strict=True)]
+    return [_answer(policy, only, target) for (only,), target in zip(generations, asked.targets, strict=True)]
 
 
 def _answer(policy: Policy, generation: Generation, target: str) -> dict[str, Any]:
     prediction = policy.encoder.decode(generation.tokens)
+    # A turn marker in the midst of an answer is not text that the reference has, though decoding drops it.
+    stray = policy.encoder.has_special(generation.tokens)
     return {
         "prediction": prediction,
         "target": target,
-        "correct": generation.finished and prediction.strip() == target.strip(),
+        "correct": generation.finished and not stray and prediction.strip() == target.strip(),
         "finished": generation.finished,
         "generated": len(generation.tokens),
     }
 
 
-def _likelihoods(
-    policy: Policy, tasks: Sequence[Task], targets: Sequence[str], config: EvaluateConfig, progress: Any
-) -> list[dict[str, Any]]:
+def _likelihoods(asked: _Asked) -> list[dict[str, Any]]:
     """Score the reference completion of each task; `targets` are not looked at."""
-    sequences = [policy.encoder.encode_pair(task.prompt, _completion(task)) for task in tasks]
-    scores = completion_nll(policy, sequences, batch_tokens=config.batch_tokens, progress=progress)
+    encode = asked.policy.encoder.encode_pair
+    sequences = [encode(task.prompt, _completion(task), tools=tools_of(task.row)) for task in asked.tasks]
+    scores = completion_nll(
+        asked.policy,
+        sequences,
+        batch_tokens=asked.config.batch_tokens,
+        progress=asked.progress,
+        warn=asked.warn,
+    )
     return [{"nll": float(f"{nll:.{_DIGITS}g}"), "tokens": tokens} for nll, tokens in scores]
 
 

@@ -11,11 +11,14 @@ import torch
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Switch dropout and gradients off, and put the model back into the mode it was in."""
+    """Switch dropout and gradients off, and put the model back into the mode it was in.
+
+    Not torch's inference mode: what a model caches meanwhile, it must be able to train with afterwards.
+    """
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             yield
     finally:
         model.train(training)

@@ -55,6 +55,16 @@ class Item(BaseModel):
     nll: float | None = None
     tokens: int | None = None
 
+    @property
+    def empty(self) -> bool:
+        """Whether an answer was generated and is empty text."""
+        return self.prediction is not None and not self.prediction.strip()
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the answer ran into the length limit."""
+        return self.finished is False
+
 
 class Counts(BaseModel):
     """Rows of one model's evaluation, and how many of its generations are suspicious."""
@@ -70,8 +80,8 @@ def counts_of(items: Sequence[Item]) -> Counts:
     """Count the rows whose prediction is empty text, and those that ran into the length limit."""
     return Counts(
         rows=len(items),
-        empty=sum(item.prediction is not None and not item.prediction.strip() for item in items),
-        truncated=sum(item.finished is False for item in items),
+        empty=sum(item.empty for item in items),
+        truncated=sum(item.truncated for item in items),
     )
 
 

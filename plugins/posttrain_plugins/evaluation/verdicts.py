@@ -109,21 +109,34 @@ def require_answers(items: Sequence[Item], where: str) -> None:
     """Refuse a score of exactly 0 or 1 that says only that generation went wrong.
 
     Raises:
-        StageError: Every answer is empty, or every answer was cut off.
+        StageError: Every answer is empty or was cut off.
     """
-    value = estimate(Metric.EXACT_MATCH, items).value
-    if value not in (0.0, 1.0):
+    problem = no_answers(items)
+    if problem is None:
         return
     counts = counts_of(items)
-    problems = ((counts.empty, "every answer is empty"), (counts.truncated, "every answer was cut off"))
-    for number, problem in problems:
-        if number == counts.rows:
-            raise StageError(
-                f"a score of exactly {value:g} is no result here: {problem}",
-                where=where,
-                found=f"{number} of {counts.rows} answers",
-                fix="raise `max_new_tokens`; look at the model's template and its end-of-sequence tokens",
-            )
+    raise StageError(
+        f"a score of exactly {estimate(Metric.EXACT_MATCH, items).value:g} is no result here: {problem}",
+        where=where,
+        found=f"of {counts.rows} answers {counts.empty} empty, {counts.truncated} cut off",
+        fix="raise `max_new_tokens`; look at the model's template and its end-of-sequence tokens",
+    )
+
+
+def no_answers(items: Sequence[Item]) -> str | None:
+    """Say how a score of exactly 0 or 1 rests on no answer at all; None when it rests on some."""
+    if estimate(Metric.EXACT_MATCH, items).value not in (0.0, 1.0):
+        return None
+    if not all(item.empty or item.truncated for item in items):
+        return None
+    counts = counts_of(items)
+    if counts.empty == counts.rows:
+        return "every answer is empty"
+    return (
+        "every answer was cut off"
+        if counts.truncated == counts.rows
+        else "every answer is empty or was cut off"
+    )
 
 
 def _improvement(comparison: Comparison, demands: Demands) -> Verdict:

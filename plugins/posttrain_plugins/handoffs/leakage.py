@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.rule import Site
 from posttrain.contracts.stage import Certainty, Finding, Input, Level
+from posttrain_plugins.data.rows import asked_prompts, trained_prompts
 from posttrain_plugins.handoffs.lineage import certainty, datasets, policies
 
 NAME = "leakage"
+TEXT = "text"
 _EXAMPLES = 3
 
 
@@ -58,13 +60,26 @@ def _judge(port: str, data: Input, source: Input, nodes: list[str]) -> Iterable[
         message = f"whether prompts of {data.origin} occur in {where} is not known yet"
         yield Finding(NAME, Level.NOTE, Certainty.UNKNOWN, message, port=port)
         return
-    common = sorted(data.prompts & source.prompts)
+    if _incomparable(data, source):
+        message = f"whether prompts of {data.origin} occur in {where} cannot be told: `text` has no prompts"
+        yield Finding(NAME, Level.NOTE, Certainty.UNKNOWN, message, port=port)
+        return
+    asked = asked_prompts(data.prompts)
+    common = sorted(asked & trained_prompts(source.prompts))
     if not common:
         return
-    message = f"{len(common)} of {len(data.prompts)} evaluation prompts also occur in {where}"
+    message = f"{len(common)} of {len(asked)} evaluation prompts also occur in {where}"
     yield _leak(port, data, source, f"{message}, with the hashes {', '.join(common[:_EXAMPLES])}")
 
 
+def _incomparable(data: Input, source: Input) -> bool:
+    """Whether one of the two is plain text, whose rows are hashed whole, and the other is not."""
+    return bool((data.facts.format == TEXT) != (source.facts.format == TEXT))
+
+
 def _leak(port: str, data: Input, source: Input, message: str) -> Finding:
-    fix = "evaluate on rows that were split off before training, or remove these from the training data"
+    fix = (
+        "evaluate on rows that were split off before training, with `split_by: prompt`, or remove these "
+        "from the training data"
+    )
     return Finding(NAME, Level.ERROR, certainty(data, source), message, port=port, fix=fix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.loss import Family
 from posttrain.contracts.rule import Site
 from posttrain.contracts.stage import Certainty, Finding, Input, Level
@@ -17,8 +16,8 @@ NAME = "reference"
 class Reference:
     """Compares the policy that generated preference data with the policy a preference trainer starts from.
 
-    The starting policy is the reference. Pairs of another policy are off-policy: allowed, but seldom meant.
-    Data that no policy generated is not judged.
+    The starting policy is the reference, of a continued adapter the adapter and not its base. Pairs of
+    another policy are off-policy: allowed, but seldom meant. Data that no policy generated is not judged.
     """
 
     def check(self, site: Site) -> Iterable[Finding]:
@@ -35,18 +34,11 @@ class Reference:
 def _judge(site: Site, port: str, data: Input, policy: Input) -> Iterable[Finding]:
     made = generator_of(site, data)
     if data.facts.policy is not None and policy.artifact is not None:
-        if data.facts.policy not in (policy.artifact.digest, policy.facts.base):
+        if data.facts.policy != policy.artifact.digest:
             by = f"the policy {short(data.facts.policy)}" if made is None else named(made.policy)
             yield _off_policy(port, data, policy, by, certainty(data, policy))
-    elif made is not None and made.policy.origin not in _origins(site, policy):
+    elif made is not None and made.policy.origin != policy.origin:
         yield _off_policy(port, data, policy, named(made.policy), Certainty.PREDICTED)
-
-
-def _origins(site: Site, policy: Input) -> set[str]:
-    """Return where a policy comes from: its origin and, for an adapter, that of its base."""
-    maker = site.upstream.get(policy.origin)
-    base = policies(maker) if maker is not None and policy.kind == Kind.ADAPTER else []
-    return {policy.origin, *(source.origin for _, source in base)}
 
 
 def _off_policy(port: str, data: Input, policy: Input, generator: str, certain: Certainty) -> Finding:

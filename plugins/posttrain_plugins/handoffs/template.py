@@ -11,8 +11,8 @@ from posttrain.contracts.trainer import Trainer
 from posttrain_plugins.handoffs.lineage import certainty, datasets, policies
 
 NAME = "template"
-CONVERSATIONS = frozenset({"messages"})
-"""Formats whose rows are always conversations; the others may be plain strings."""
+CONVERSATIONS = {"messages": True, "text": False}
+"""Formats whose rows are always, or never, conversations; those of the others may be either."""
 
 
 class Template:
@@ -30,10 +30,10 @@ class Template:
 
 
 def _missing(port: str, policy: Input, data: Input) -> Iterable[Finding]:
-    has, format = policy.facts.has_template, data.facts.format
-    if has or (format is not None and format not in CONVERSATIONS):
+    has, needed = policy.facts.has_template, _conversational(data)
+    if has or needed is False:
         return
-    if has is False and format is not None:
+    if has is False and needed:
         yield Finding(
             NAME,
             Level.ERROR,
@@ -42,13 +42,18 @@ def _missing(port: str, policy: Input, data: Input) -> Iterable[Finding]:
             port=port,
             fix="give the model a template where it is made or loaded, such as `template: chatml`",
         )
-    elif not (has is None and format is None):
+    elif not (has is None and needed is None):
         message = f"whether {policy.origin} has a chat template for {data.origin} is not known yet"
         if has is False:
             message = (
                 f"{policy.origin} has no chat template; whether {data.origin} needs one is not known yet"
             )
         yield Finding(NAME, Level.NOTE, Certainty.UNKNOWN, message, port=port)
+
+
+def _conversational(data: Input) -> bool | None:
+    known: bool | None = data.facts.conversational
+    return known if known is not None else CONVERSATIONS.get(data.facts.format or "")
 
 
 def _differing(site: Site, port: str, first: Input, second: Input) -> Iterable[Finding]:

@@ -26,7 +26,7 @@ from posttrain.contracts.stage import (
     VolatileMark,
 )
 from posttrain.errors import DataError
-from posttrain_plugins.data import hub
+from posttrain_plugins import hub
 from posttrain_plugins.models.artifact import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -37,10 +37,15 @@ from posttrain_plugins.models.artifact import (
 )
 from posttrain_plugins.models.packages import gguf_of, installed_version
 from posttrain_plugins.templates.library import END_OF_TURN, chatml
-from posttrain_plugins.templates.tokenizer import TOKENIZER, TokenizerFiles, read_json
+from posttrain_plugins.templates.tokenizer import (
+    TEMPLATE,
+    TOKENIZER,
+    TokenizerFiles,
+    chat_template,
+    read_json,
+)
 
 _MODEL = "model"
-_TEMPLATE = "chat_template.jinja"
 _INDEX = "model.safetensors.index.json"
 _LOCAL = ("path", "gguf", "template_file")
 
@@ -155,7 +160,10 @@ def run(context: StageContext) -> Outcome:
 
         convert(file, output, scratch, config.dtype or "float32")
     else:
-        _copy(_directory(config, context.base), output, config.dtype)
+        source = _directory(config, context.base)
+        _copy(source, output, config.dtype)
+        if config.template is None and config.template_file is None:
+            _keep_template(source, output)
     _put_template(output, config, context.base)
     facts = facts_of(output)
     context.describe(_MODEL, Kind.MODEL, facts)
@@ -242,11 +250,18 @@ def _convert_tokenizer(source: Path, directory: Path) -> None:
     )
 
 
+def _keep_template(source: Path, directory: Path) -> None:
+    """Write the template to the one file that is copied from stage to stage; older layouts have others."""
+    template = chat_template(source)
+    if template is not None:
+        (directory / TEMPLATE).write_text(template, encoding="utf-8", newline="")
+
+
 def _put_template(directory: Path, config: LoadConfig, base: Path) -> None:
     if config.template_file is not None:
-        (directory / _TEMPLATE).write_text((base / config.template_file).read_text("utf-8"), encoding="utf-8")
+        (directory / TEMPLATE).write_text((base / config.template_file).read_text("utf-8"), encoding="utf-8")
     if config.template is not None:
-        (directory / _TEMPLATE).write_text(chatml(end=_end_of_turn(directory)), encoding="utf-8")
+        (directory / TEMPLATE).write_text(chatml(end=_end_of_turn(directory)), encoding="utf-8")
 
 
 def _end_of_turn(directory: Path) -> str:

@@ -54,8 +54,9 @@ def open_policy(
     dtype: str = "float32",
     trainable: bool = False,
     attention: str | None = None,
+    device: str = "cpu",
 ) -> Policy:
-    """Open a model, or an adapter on its base, in evaluation mode on the CPU.
+    """Open a model, or an adapter on its base, in evaluation mode.
 
     Args:
         artifact: A model or an adapter.
@@ -63,19 +64,27 @@ def open_policy(
         dtype: Precision to compute in, such as `float32` or `bfloat16`.
         trainable: Let gradients reach the weights; of an adapter, only the adapter's.
         attention: The attention implementation; None leaves the choice to transformers.
+        device: Where to put it; `usable_device()` for a stage that computes with it.
 
     Raises:
         StoreError: The adapter does not say what its base is, or the base is not in the store.
     """
     if artifact.kind is not Kind.ADAPTER:
-        model = load_model(artifact.path, dtype, attention)
+        model = load_model(artifact.path, dtype, attention).to(device)
         model.requires_grad_(trainable)
         return Policy(model, Encoder.open(artifact.path), artifact)
     if artifact.facts.base is None:
         raise StoreError("the adapter does not say which model it belongs to", where=artifact.ref)
     base = context.artifact(artifact.facts.base)
-    model = _with_adapter(load_model(base.path, dtype, attention), artifact.path, trainable)
+    model = _with_adapter(load_model(base.path, dtype, attention), artifact.path, trainable).to(device)
     return Policy(model, Encoder.open(artifact.path), artifact, base)
+
+
+def usable_device() -> str:
+    """Return the device that this process may compute on: workers that were given no GPU see none."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_model(directory: Path, dtype: str, attention: str | None = None) -> Any:

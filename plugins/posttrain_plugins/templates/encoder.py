@@ -7,7 +7,7 @@ over to tokens. Nothing is recognised by its value, so a pad token that equals t
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,9 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import Message, Turns, as_messages, completion_messages, content_text
 from posttrain_plugins.templates.render import ChatTemplate
 from posttrain_plugins.templates.tokenizer import TokenizerFiles, read_json
+
+Tools = Sequence[Mapping[str, Any]] | None
+"""JSON schemas of the tools that a conversation may call."""
 
 CLOCK = dt.datetime(2024, 7, 26, 12, 0, 0)
 """What templates that print the date are told, so that the same rows give the same tokens on any day."""
@@ -34,8 +37,8 @@ class Encoded:
     Args:
         tokens: Token ids, length T.
         supervised: T booleans; the first is always False, since nothing predicts it.
-        straddling: Tokens that begin before an answer and end inside it; they are not supervised, because a
-            generation that starts after the prompt cannot produce them.
+        straddling: Tokens that begin before an assistant's turn and end inside it; they are not supervised,
+            because a generation that starts after the prompt cannot produce them.
     """
 
     tokens: list[int]
@@ -131,38 +134,48 @@ class Encoder:
         """Tokenize plain text, all supervised, between the tokenizer's own first token and an end token."""
         return self._plain(text, 0)
 
-    def encode_prompt(self, prompt: Turns) -> list[int]:
-        """Tokenize a prompt: a string as it is, messages with what opens the assistant's turn."""
+    def encode_prompt(self, prompt: Turns, tools: Tools = None) -> list[int]:
+        """Tokenize a prompt: a string as it is, messages with their tools and what opens an answer."""
         if isinstance(prompt, str):
             return self._with_prefix(self.files.plain.encode(prompt, add_special_tokens=False).ids)
-        text = self._render(as_messages(prompt), True)
+        text = self._render(as_messages(prompt), True, tools)
         return list(self.files.plain.encode(text, add_special_tokens=False).ids)
 
-    def encode_pair(self, prompt: Turns, completion: Turns) -> Encoded:
+    def encode_pair(self, prompt: Turns, completion: Turns, tools: Tools = None) -> Encoded:
         """Tokenize a prompt with its completion, which alone is supervised.
 
-        Two strings are joined as they are and closed with an end-of-sequence token. With messages the chat
+        Two strings are joined as they are and closed with an end-of-sequence token; the prompt's tokens are
+        those of `encode_prompt`, since that is what a generation starts from. With messages the chat
         template decides; the completion's assistant turns are supervised up to their end-of-turn token.
+
+        Args:
+            prompt: A string or messages.
+            completion: A string or messages.
+            tools: JSON schemas that the chat template is given; two strings have no place for them.
 
         Raises:
             DataError: There is no chat template, or it declines, rewrites earlier turns or leaves turns open.
         """
         if isinstance(prompt, str) and isinstance(completion, str):
-            return self._plain(prompt + completion, len(prompt))
+            return self._strings(prompt, completion)
         before = as_messages(prompt)
-        return self._conversation([*before, *completion_messages(completion)], len(before))
+        return self._conversation([*before, *completion_messages(completion)], len(before), tools)
 
-    def encode_messages(self, messages: Sequence[Message]) -> Encoded:
+    def encode_messages(self, messages: Sequence[Message], tools: Tools = None) -> Encoded:
         """Tokenize a conversation whose assistant turns are supervised, each up to its end-of-turn token.
 
         Raises:
             DataError: As `encode_pair`, or no turn is the assistant's.
         """
-        return self._conversation(list(messages), 0)
+        return self._conversation(list(messages), 0, tools)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Turn ids into text."""
         return str(self.files.plain.decode(list(ids), skip_special_tokens=skip_special))
+
+    def has_special(self, ids: Sequence[int]) -> bool:
+        """Whether ids hold a special token other than one that ends a generation; `decode` would hide it."""
+        return not self.files.special.difference(self.stop_ids).isdisjoint(ids)
 
     def fingerprint(self) -> TemplateFingerprint | None:
         """Return what the chat template makes of the probe conversations; None without a template."""
@@ -192,8 +205,24 @@ class Encoder:
         prefix = self.files.prefix
         return list(ids) if tuple(ids[: len(prefix)]) == prefix else [*prefix, *ids]
 
+    def _strings(self, prompt: str, completion: str) -> Encoded:
+        """Tokenize both together, or apart where joining them would change the tokens of the prompt."""
+        joined = self._plain(prompt + completion, len(prompt))
+        before = self.encode_prompt(prompt)
+        if not joined.straddling and joined.tokens[: len(before)] == before:
+            return joined
+        after = self.files.continuation.encode(completion, add_special_tokens=False).ids
+        return self._closed([*before, *after], [False] * len(before) + [True] * len(after))
+
     def _plain(self, text: str, boundary: int) -> Encoded:
         """Supervise `text` from character `boundary` on, and an end token after it."""
+        encoded = self._tokenized(text, [_Span(boundary, len(text))])
+        tokens = self._with_prefix(encoded.tokens)
+        supervised = [False] * (len(tokens) - len(encoded.tokens)) + encoded.supervised
+        return self._closed(tokens, supervised, encoded.straddling)
+
+    def _closed(self, tokens: list[int], supervised: list[bool], straddling: int = 0) -> Encoded:
+        """Supervise an end token after the tokens, unless they end with it."""
         end = next((i for i in (self.eos_id, *self._generation_eos) if i is not None), None)
         if end is None:
             raise DataError(
@@ -201,27 +230,24 @@ class Encoder:
                 where=str(self._directory),
                 fix="name `eos_token` in its `tokenizer_config.json`",
             )
-        encoded = self._tokenized(text, [_Span(boundary, len(text))])
-        tokens = self._with_prefix(encoded.tokens)
-        supervised = [False] * (len(tokens) - len(encoded.tokens)) + encoded.supervised
         if not tokens or tokens[-1] != end:
             tokens, supervised = [*tokens, end], [*supervised, True]
-        return _without_first(Encoded(tokens, supervised, encoded.straddling))
+        return _without_first(Encoded(tokens, supervised, straddling))
 
-    def _conversation(self, messages: list[Message], first: int) -> Encoded:
+    def _conversation(self, messages: list[Message], first: int, tools: Tools) -> Encoded:
         """Supervise the assistant turns from message `first` on."""
-        full = self._render(messages, False)
+        full = self._render(messages, False, tools)
         turns = [i for i, message in enumerate(messages) if i >= first and message.get("role") == "assistant"]
         if not turns:
             raise DataError("the conversation has no assistant turn to learn from", found=_roles(messages))
-        encoded = self._tokenized(full, [self._span(messages, turn, full) for turn in turns])
+        encoded = self._tokenized(full, [self._span(messages, turn, full, tools) for turn in turns])
         return _without_first(encoded)
 
-    def _span(self, messages: list[Message], turn: int, full: str) -> _Span:
+    def _span(self, messages: list[Message], turn: int, full: str, tools: Tools) -> _Span:
         """Locate an assistant turn in the rendered text: from generation prompt to end of turn."""
-        opened = self._render(messages[:turn], True)
+        opened = self._render(messages[:turn], True, tools)
         _require_prefix(opened, full, turn)
-        closed = full if turn == len(messages) - 1 else self._render(messages[: turn + 1], False)
+        closed = full if turn == len(messages) - 1 else self._render(messages[: turn + 1], False, tools)
         _require_prefix(closed, full, turn)
         answer = content_text(messages[turn]).strip()
         found = closed.find(answer, len(opened))
@@ -250,7 +276,7 @@ class Encoder:
             straddling += any(start < span.start < end for span in spans)
         return Encoded(list(encoding.ids), supervised, straddling)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, tools: Tools) -> str:
         if self.template is None:
             raise DataError(
                 "the rows are conversations but the model has no chat template",
@@ -258,7 +284,7 @@ class Encoder:
                 fix="give it one (`template: chatml` of `model.load`), or use rows of plain strings",
             )
         try:
-            return self.template.render(messages, add_generation_prompt, now=self._now)
+            return self.template.render(messages, add_generation_prompt, tools, self._now)
         except Refusal as refusal:
             raise DataError(
                 f"the chat template declines this conversation: {refusal}",

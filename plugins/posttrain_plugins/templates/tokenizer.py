@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
+TEMPLATE = "chat_template.jinja"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SEMANTIC = ("model", "normalizer", "pre_tokenizer", "post_processor")
 _ADDED = ("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")
@@ -66,7 +67,7 @@ class TokenizerFiles:
             )
         config = read_json(directory / "tokenizer_config.json")
         special = _special_tokens({**read_json(directory / "special_tokens_map.json"), **_present(config)})
-        return cls(definition, config, special, _template(directory, config))
+        return cls(definition, config, special, chat_template(directory))
 
     @cached_property
     def hash(self) -> str:
@@ -92,6 +93,12 @@ class TokenizerFiles:
         return self._tokenizer({"post_processor": None, "padding": None, "truncation": None})
 
     @cached_property
+    def continuation(self) -> Tokenizer:
+        """`plain` without the space that some tokenizers put before a text: for what follows other text."""
+        parts = {name: _without_space(self.definition.get(name)) for name in ("normalizer", "pre_tokenizer")}
+        return self._tokenizer({"post_processor": None, "padding": None, "truncation": None, **parts})
+
+    @cached_property
     def prefix(self) -> tuple[int, ...]:
         """Ids that the tokenizer puts before a text on its own account (a beginning-of-sequence token)."""
         bos = self.token_id("bos_token")
@@ -106,6 +113,13 @@ class TokenizerFiles:
         """Ids of the added tokens: those the tokenizer never makes by merging."""
         return frozenset(token["id"] for token in self.definition.get("added_tokens") or ())
 
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Ids of the special tokens, which decoding leaves out."""
+        return frozenset(
+            token["id"] for token in self.definition.get("added_tokens") or () if token["special"]
+        )
+
     def token_id(self, name: str) -> int | None:
         """Return the id of a special token such as `pad_token`, or None when there is none."""
         text = self.special_tokens.get(name)
@@ -118,6 +132,28 @@ class TokenizerFiles:
         from tokenizers import Tokenizer
 
         return Tokenizer.from_str(json.dumps({**self.definition, **changes}, ensure_ascii=False))
+
+
+_NO_SPACE: Mapping[str, Mapping[str, Any] | None] = {
+    "Prepend": None,
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+}
+
+
+def _without_space(part: Any) -> Any:
+    """Return a normalizer or pre-tokenizer that puts nothing before a text."""
+    if part is None:
+        return None
+    changes = _NO_SPACE.get(part["type"], {})
+    if changes is None:
+        return None
+    steps = {
+        name: [step for step in map(_without_space, part[name]) if step is not None]
+        for name in ("normalizers", "pretokenizers")
+        if name in part
+    }
+    return {**part, **changes, **steps}
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,10 +170,16 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    file = directory / "chat_template.jinja"
+def chat_template(directory: Path) -> str | None:
+    """Return the default chat template of a model directory, from whichever file holds it, or None.
+
+    Raises:
+        DataError: There are several and none is the default, or a file is malformed.
+    """
+    file = directory / TEMPLATE
     if file.is_file():
         return file.read_text(encoding="utf-8")
+    config = read_json(directory / "tokenizer_config.json")
     inline = read_json(directory / "chat_template.json").get("chat_template", config.get("chat_template"))
     if inline is None or isinstance(inline, str):
         return inline

@@ -11,6 +11,7 @@ from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.loss import Family, PreferenceBatch
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
+from posttrain_plugins.data.conversation import tools_of
 from posttrain_plugins.training.offline import OfflineTrainer
 from posttrain_plugins.training.options import TrainingOptions
 
@@ -83,5 +84,5 @@ class Dpo(OfflineTrainer):
 
 
 def _side(encoder: Any, row: Mapping[str, Any], role: str) -> TokenSequence:
-    encoded = encoder.encode_pair(row["prompt"], row[role])
-    return TokenSequence(encoded.tokens, encoded.supervised, role)
+    encoded = encoder.encode_pair(row["prompt"], row[role], tools_of(row))
+    return TokenSequence(encoded.tokens, encoded.supervised, role, encoded.straddling)

@@ -11,12 +11,15 @@ from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.loss import Family, TokenBatch
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
+from posttrain_plugins.data.conversation import tools_of
 from posttrain_plugins.training.offline import OfflineTrainer
 from posttrain_plugins.training.options import TrainingOptions
 
 _ENCODE: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
-    "messages": lambda encoder, row: encoder.encode_messages(row["messages"]),
-    "prompt_completion": lambda encoder, row: encoder.encode_pair(row["prompt"], row["completion"]),
+    "messages": lambda encoder, row: encoder.encode_messages(row["messages"], tools_of(row)),
+    "prompt_completion": lambda encoder, row: encoder.encode_pair(
+        row["prompt"], row["completion"], tools_of(row)
+    ),
     "text": lambda encoder, row: encoder.encode_text(row["text"]),
 }
 
@@ -41,7 +44,8 @@ class Sft(OfflineTrainer):
     def example(self, row: Mapping[str, Any], index: int, encoder: Any, format: str) -> Example | str:
         """Encode one row as one sequence."""
         encoded = _ENCODE[format](encoder, row)
-        return Example(index, (TokenSequence(encoded.tokens, encoded.supervised, "completion"),))
+        sequence = TokenSequence(encoded.tokens, encoded.supervised, "completion", encoded.straddling)
+        return Example(index, (sequence,))
 
     def batch(self, scores: Scores) -> TokenBatch:
         """Hand the tokens on as they are; a sequence is an example here."""

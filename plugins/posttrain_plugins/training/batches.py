@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,33 @@ def longest(example: Example) -> int:
     return max(len(sequence.tokens) for sequence in example.sequences)
 
 
-def cut(examples: Sequence[Example], budget: int) -> list[list[Example]]:
+def predicted(example: Example) -> int:
+    """Return the number of supervised tokens of an example's sequences."""
+    return sum(sequence.predicted for sequence in example.sequences)
+
+
+def probe(examples: Sequence[Example]) -> list[Example]:
+    """Choose two short examples of different lengths, where there are such."""
+    if not examples:
+        return []
+    first, *others = sorted(examples, key=longest)
+    return [first, *[example for example in others if longest(example) > longest(first)][:1]]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one micro-batch may hold.
+
+    Args:
+        tokens: Tokens, padding included.
+        supervised: Supervised tokens, each of which needs logits over the whole vocabulary; None: any number.
+    """
+
+    tokens: int
+    supervised: int | None = None
+
+
+def cut(examples: Sequence[Example], budget: Budget) -> list[list[Example]]:
     """Cut examples into micro-batches, longest first, so that little is padding and none exceeds the budget.
 
     An example keeps its sequences together; one that exceeds the budget by itself stands alone. Which
@@ -80,18 +107,20 @@ def cut(examples: Sequence[Example], budget: int) -> list[list[Example]]:
 
     Args:
         examples: Those of one optimizer step.
-        budget: Tokens of a micro-batch, padding included.
+        budget: Bounds of a micro-batch.
     """
+    limit = math.inf if budget.supervised is None else budget.supervised
     batches: list[list[Example]] = []
-    width = rows = waste = 0
+    width = rows = waste = scored = 0
     for example in sorted(examples, key=longest, reverse=True):
         length, count = longest(example), len(example.sequences)
-        padding = (width - length) * count
-        if not batches or (rows + count) * width > budget or waste + padding > WASTE:
+        padding, wanted = (width - length) * count, predicted(example)
+        full = (rows + count) * width > budget.tokens or scored + wanted > limit
+        if not batches or full or waste + padding > WASTE:
             batches.append([])
-            width, rows, waste, padding = length, 0, 0, 0
+            width, rows, waste, padding, scored = length, 0, 0, 0, 0
         batches[-1].append(example)
-        rows, waste = rows + count, waste + padding
+        rows, waste, scored = rows + count, waste + padding, scored + wanted
     return batches
 
 

@@ -6,9 +6,7 @@ under a temporary name, forced to disk and renamed, so a crash leaves the earlie
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,14 +18,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from posttrain.artifacts.digest import hash_file
+from posttrain.artifacts.files import sync
 from posttrain.errors import StoreError
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 STATE = "state"
+"""Optimizer and scheduler: as large as the weights, so read once."""
+PROGRESS = "progress"
+"""Random generators and the metrics not reported yet."""
 
 _PREFIX = "step-"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,13 @@ class Checkpoints:
                 return Checkpoint(step, path)
             self._note(f"checkpoint {path.name} is skipped: {problem}")
         return None
+
+    def last(self) -> str:
+        """Say for people which checkpoint a training that stops now leaves behind."""
+        steps = self._steps()
+        if not steps:
+            return "there is no checkpoint to go back to"
+        return f"the last checkpoint, of step {max(steps)}, is kept in {self._path(max(steps))}"
 
     def write(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
         """Write a checkpoint with what `fill` puts into a fresh directory, then prune."""
@@ -92,16 +101,16 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
     fill(temporary)
     names = sorted(path.name for path in temporary.iterdir())
     files = {
-        name: {"size": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
+        name: {"size": (temporary / name).stat().st_size, "sha256": hash_file(temporary / name)}
         for name in names
     }
     (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
     for name in [*names, MANIFEST]:
-        _sync(temporary / name)
-    _sync(temporary)
+        sync(temporary / name)
+    sync(temporary)
     _remove(target)
     temporary.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def damage(directory: Path) -> str | None:
@@ -119,7 +128,7 @@ def damage(directory: Path) -> str | None:
         size = path.stat().st_size
         if size != entry["size"]:
             return f"{name}: expected {entry['size']} bytes, found {size}"
-        found = _sha256(path)
+        found = hash_file(path)
         if found != entry["sha256"]:
             return f"{name}: expected sha256 {entry['sha256'][:12]}…, found {found[:12]}…"
     return None
@@ -154,23 +163,23 @@ def _stateful(model: torch.nn.Module) -> dict[str, Tensor]:
     return {**trainable, **buffers}
 
 
-def save_state(directory: Path, state: Any) -> None:
-    """Write nested dicts, lists, tuples, tensors and plain values as `state.json` and `state.safetensors`."""
+def save_state(directory: Path, state: Any, name: str = STATE) -> None:
+    """Write nested dicts, lists, tuples, tensors and plain values as `NAME.json` and `NAME.safetensors`."""
     tensors: dict[str, Tensor] = {}
     plain = _pack(state, tensors)
-    (directory / f"{STATE}.json").write_text(json.dumps(plain))
-    save_file(tensors, directory / f"{STATE}.safetensors")
+    (directory / f"{name}.json").write_text(json.dumps(plain))
+    save_file(tensors, directory / f"{name}.safetensors")
 
 
-def load_state(directory: Path) -> Any:
+def load_state(directory: Path, name: str = STATE) -> Any:
     """Read what `save_state` wrote.
 
     Raises:
         StoreError: The files are not JSON and safetensors.
     """
-    path = directory / f"{STATE}.json"
+    path = directory / f"{name}.json"
     try:
-        return _unpack(json.loads(path.read_text()), _tensors(directory / f"{STATE}.safetensors"))
+        return _unpack(json.loads(path.read_text()), _tensors(directory / f"{name}.safetensors"))
     except (ValueError, KeyError) as error:
         raise StoreError(f"the file cannot be read: {error}", where=str(path)) from error
 
@@ -209,22 +218,6 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "tuple" in value:
         return tuple(_unpack(item, tensors) for item in value["tuple"])
     return {_unpack(key, tensors): _unpack(item, tensors) for key, item in value["dict"]}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 from posttrain.errors import StageError
-from posttrain_plugins.training.batches import MicroBatch
+from posttrain_plugins.evaluation.mode import evaluating
+from posttrain_plugins.training.batches import Budget, MicroBatch
+from posttrain_plugins.training.options import LOGITS
 
 Head = Callable[[Any, MicroBatch], Tensor]
 """(model, micro-batch) → logits at the positions that predict a supervised token, shape [N, V]."""
 
 CHUNK = 1 << 22
 """Logits that are turned into float32 at a time."""
+
+TOLERANCE = {False: 1e-4, True: 0.05}
+"""Largest difference in nats between a log-prob computed the fast and the plain way, by `bf16`."""
 
 
 def selected_logits(model: Any, micro: MicroBatch) -> Tensor:
@@ -30,6 +35,17 @@ def full_logits(model: Any, micro: MicroBatch) -> Tensor:
     return logits[micro.predicting]
 
 
+def vocabulary_of(model: Any) -> int:
+    """Return how many logits a position has."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def budget_of(model: Any, head: Head, tokens: int) -> Budget:
+    """Bound a micro-batch by tokens and by logits, of which the plain head has some for every token."""
+    positions = max(1, LOGITS // vocabulary_of(model))
+    return Budget(min(tokens, positions)) if head is full_logits else Budget(tokens, positions)
+
+
 def choose_head(model: Any, probe: MicroBatch, tolerance: float) -> tuple[Head, str | None]:
     """Try the fast way on a few rows against the plain one.
 
@@ -41,23 +57,18 @@ def choose_head(model: Any, probe: MicroBatch, tolerance: float) -> tuple[Head, 
     Returns:
         The head to use, and what to tell the user when it is not the fast one.
     """
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            expected = _log_probs(full_logits(model, probe), probe.targets)
-            try:
-                found = selected_logits(model, probe)
-            except TypeError:
-                return full_logits, "the model's forward takes no `logits_to_keep`; all logits are computed"
-        if found.dim() != 2 or len(found) != len(probe.targets):
-            return (
-                full_logits,
-                "the model ignores `logits_to_keep`; all logits are computed, which takes more memory",
-            )
-        gap = float((_log_probs(found, probe.targets) - expected).abs().max())
-    finally:
-        model.train(training)
+    with evaluating(model):
+        expected = _log_probs(full_logits(model, probe), probe.targets)
+        try:
+            found = selected_logits(model, probe)
+        except TypeError:
+            return full_logits, "the model's forward takes no `logits_to_keep`; all logits are computed"
+    if found.dim() != 2 or len(found) != len(probe.targets):
+        return (
+            full_logits,
+            "the model ignores `logits_to_keep`; all logits are computed, which takes more memory",
+        )
+    gap = float((_log_probs(found, probe.targets) - expected).abs().max())
     if gap <= tolerance:
         return selected_logits, None
     return full_logits, (

@@ -7,14 +7,12 @@ is overridden here is listed in `OVERRIDDEN`, and a test keeps that list as shor
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch.utils.data import DataLoader
@@ -24,6 +22,7 @@ from posttrain.contracts.trainer import Example
 from posttrain.errors import StageError, TrainingDiverged
 from posttrain_plugins.training.batches import DataOrder, StepSampler
 from posttrain_plugins.training.checkpoints import (
+    PROGRESS,
     WEIGHTS,
     Checkpoints,
     load_state,
@@ -31,7 +30,9 @@ from posttrain_plugins.training.checkpoints import (
     save_state,
     save_weights,
 )
-from posttrain_plugins.training.step import Stepper
+from posttrain_plugins.training.head import vocabulary_of
+from posttrain_plugins.training.randomness import random_state, restore_random_state
+from posttrain_plugins.training.step import Stepper, StepResult
 
 OVERRIDDEN = (
     "__init__",
@@ -47,6 +48,9 @@ OVERRIDDEN = (
 
 RECENT = 10
 """Steps that the final figures are averaged over."""
+GAP = "reference/gap"
+UNLIKELY = 20
+"""Supervised tokens this many times less likely, in nats, than by guessing mean a wrong tokenizer or model."""
 
 
 @dataclass
@@ -61,9 +65,9 @@ class Meter:
     window: list[dict[str, float]] = field(default_factory=list)
     recent: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def add(self, metrics: dict[str, float]) -> None:
-        """Take in one step."""
-        self.window.append(metrics)
+    def add(self, metrics: dict[str, float], once: Mapping[str, float] | None = None) -> None:
+        """Take in one step; what is `once` is reported but is none of the final figures."""
+        self.window.append(metrics | dict(once or {}))
         self.recent.append(metrics)
 
     def report(self) -> dict[str, float]:
@@ -143,9 +147,11 @@ class Loop(transformers.Trainer):
         result = self.stepper.backward(inputs)
         if not math.isfinite(result.loss):
             raise self._diverged("the loss", result.loss)
+        metrics, once = {"loss": result.loss, **result.metrics}, {}
         if self.state.global_step == 0:
-            self._check_start({"loss": result.loss, **result.metrics})
-        self.meter.add({"loss": result.loss, **result.metrics})
+            once = {} if result.gap is None else {GAP: result.gap}
+            self._check_start(metrics | once, result)
+        self.meter.add(metrics, once)
         self.tokens += result.tokens
         return torch.tensor(result.loss, device=self.args.device)
 
@@ -160,7 +166,7 @@ class Loop(transformers.Trainer):
         return norm
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        require_finite(self.stepper.model, f"after step {self.state.global_step}")
+        require_finite(self.stepper.model, f"after step {self.state.global_step}", self.checkpoints)
         self.checkpoints.write(self.state.global_step, self._fill)
 
     def _fill(self, directory: Path) -> None:
@@ -169,10 +175,9 @@ class Loop(transformers.Trainer):
         state = {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.lr_scheduler.state_dict(),
-            "random": random_state(),
-            "meter": self.meter.state(),
         }
         save_state(directory, state)
+        save_state(directory, {"random": random_state(), "meter": self.meter.state()}, PROGRESS)
         self.state.save_to_json(str(directory / TRAINER_STATE_NAME))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -185,14 +190,21 @@ class Loop(transformers.Trainer):
         state = load_state(Path(checkpoint))
         self.optimizer.load_state_dict(state["optimizer"])
         self.lr_scheduler.load_state_dict(state["scheduler"])
-        self.meter.restore(state["meter"])
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            restore_random_state(load_state(Path(checkpoint))["random"])
+            progress = load_state(Path(checkpoint), PROGRESS)
+            self.meter.restore(progress["meter"])
+            restore_random_state(progress["random"])
 
-    def _check_start(self, metrics: Mapping[str, float]) -> None:
-        problems = self.stepper.trainer.invariants(metrics, self.config)
+    def _check_start(self, metrics: Mapping[str, float], result: StepResult) -> None:
+        problems = [*self.stepper.trainer.invariants(metrics, self.config)]
+        guessing = math.log(vocabulary_of(self.stepper.model))
+        if result.surprise > UNLIKELY * guessing:
+            problems.append(
+                f"the supervised tokens cost {result.surprise:.3g} nats each before the first update, and guessing "
+                f"costs {guessing:.3g}; a tokenizer that is not the model's, or damaged weights, would do that"
+            )
         if problems:
             raise StageError(
                 "training would start from a wrong state", where="step 0", found="; ".join(problems)
@@ -203,11 +215,11 @@ class Loop(transformers.Trainer):
             f"{what} is not finite",
             where=f"step {self.state.global_step + 1}",
             found=f"{value} over rows {', '.join(map(str, self._rows))} (counted from 0)",
-            fix="lower learning_rate, or look at these rows; the last good checkpoint is kept",
+            fix=f"lower learning_rate, or look at these rows; {self.checkpoints.last()}",
         )
 
 
-def require_finite(model: torch.nn.Module, when: str) -> None:
+def require_finite(model: torch.nn.Module, when: str, checkpoints: Checkpoints) -> None:
     """Refuse weights that are not finite.
 
     Raises:
@@ -219,28 +231,5 @@ def require_finite(model: torch.nn.Module, when: str) -> None:
                 "a weight is not finite",
                 where=when,
                 found=name,
-                fix="lower learning_rate; the last good checkpoint is kept",
+                fix=f"lower learning_rate; {checkpoints.last()}",
             )
-
-
-def random_state() -> dict[str, Any]:
-    """Return the state of every generator that training may draw from."""
-    name, keys, *rest = np.random.get_state()
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (name, np.asarray(keys).tolist(), *rest),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Put the generators back to a saved state."""
-    random.setstate(state["python"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from posttrain.artifacts.kinds import POLICY, Kind, PolicyFacts
-from posttrain.contracts.stage import Certainty, Estimate, Finding, Input, Inputs, Level, Port, Prediction
+from posttrain.contracts.stage import Estimate, Finding, Input, Inputs, Level, Port, Prediction
 from posttrain.contracts.trainer import Trainer
-from posttrain_plugins.training.options import TrainingOptions
+from posttrain_plugins.handoffs.lineage import certainty
+from posttrain_plugins.training.options import LOGITS, TrainingOptions
 
 FLOAT = 4
 """Bytes of a float32: weights, gradients and each of Adam's two moments."""
@@ -20,6 +21,8 @@ class OfflineTrainer(Trainer):
     """Base of trainers whose steps come from a dataset: model and data in, model or adapter out."""
 
     target = "posttrain_plugins.training.stage:run"
+    shared = {"training loop": 1}
+    """Rises when a change of the loop changes results: trainers of other plugins are driven by it too."""
     preload = ("torch", "transformers.trainer")
     tiny = {"max_steps": 2, "num_train_epochs": None, "logging_steps": 1}
     sequences: ClassVar[int] = 1
@@ -86,7 +89,9 @@ class OfflineTrainer(Trainer):
         tokens = min(config.micro_batch_tokens, config.batch_size * self.sequences * longest)
         kept = 1 if config.gradient_checkpointing else ACTIVATIONS
         activations = tokens * width * (layers * kept + ACTIVATIONS)
-        floats = facts.parameters + trainable * (1 + moments) + activations + 2 * tokens * embeddings
+        # An example stays whole, however many logits it has.
+        scored = min(tokens, max(LOGITS // embeddings, self.sequences * longest))
+        floats = facts.parameters + trainable * (1 + moments) + activations + 2 * scored * embeddings
         return Estimate(
             parameters=facts.parameters,
             trainable=trainable,
@@ -101,5 +106,4 @@ def _lora_parameters(rank: int, layers: int, width: int) -> int:
 
 
 def _error(port: str, found: Input, message: str, fix: str) -> Finding:
-    certainty = Certainty.VERIFIED if found.verified else Certainty.PREDICTED
-    return Finding("trainer", Level.ERROR, certainty, message, port=port, fix=fix)
+    return Finding("trainer", Level.ERROR, certainty(found), message, port=port, fix=fix)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from posttrain.contracts.component import Config
 from posttrain.contracts.stage import StageConfig, VolatileMark
+
+LOGITS = 1 << 28
+"""Logits of one forward pass: 1 GiB in float32, and their gradient as much again. One example may exceed it."""
 
 ADAM_ONLY = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -34,6 +37,12 @@ class Lora(Config):
     dora: bool = Field(
         default=False, description="learn magnitudes apart from directions (https://arxiv.org/abs/2402.09353)"
     )
+
+    @field_validator("target_modules")
+    @classmethod
+    def _one_name_is_a_list(cls, value: str | list[str]) -> str | list[str]:
+        # peft would take a lone string for a regular expression over whole module paths.
+        return [value] if isinstance(value, str) and value != "all-linear" else value
 
 
 class TrainingOptions(StageConfig):
@@ -86,7 +95,9 @@ class TrainingOptions(StageConfig):
     micro_batch_tokens: Annotated[int, VolatileMark()] = Field(
         default=8192,
         ge=1,
-        description="tokens, padding included, of one forward and backward pass; memory only",
+        description="tokens, padding included, of one forward and backward pass; fewer where a large vocabulary "
+        "would make more than 2^28 logits; memory only, except that dropout, where the model has any, draws its "
+        "masks by micro-batch",
     )
     gradient_checkpointing: Annotated[bool, VolatileMark()] = Field(
         default=False, description="recompute activations in the backward pass; less memory, more time"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from posttrain.artifacts.manifest import digest_of
+from posttrain.artifacts.manifest import canonical
 from posttrain.contracts.trainer import Example
+from posttrain_plugins.evaluation.mode import evaluating
 from posttrain_plugins.training.checkpoints import damage, write_directory
 from posttrain_plugins.training.step import Stepper
 
 LOG_PROBS = "log_probs.safetensors"
 IDENTITY = "identity.json"
+_INTEGER = np.dtype("<i8")
 
 
 def reference_log_probs(
@@ -54,32 +58,27 @@ def reference_log_probs(
 
 
 def reference_identity(policy: str, examples: Sequence[Example], options: Mapping[str, object]) -> str:
-    """Digest what reference log-probs depend on."""
-    rows = [
-        [
-            example.row,
-            [[list(sequence.tokens), list(map(int, sequence.supervised))] for sequence in example.sequences],
-        ]
-        for example in examples
-    ]
-    return digest_of([policy, rows, dict(options)])
+    """Digest what reference log-probs depend on, row by row: a dataset is not copied for it."""
+    digest = hashlib.sha256(canonical([policy, dict(options)]))
+    for example in examples:
+        digest.update(np.array([example.row, len(example.sequences)], _INTEGER).tobytes())
+        for sequence in example.sequences:
+            digest.update(np.array([len(sequence.tokens)], _INTEGER).tobytes())
+            digest.update(np.asarray(sequence.tokens, _INTEGER).tobytes())
+            digest.update(np.fromiter(map(bool, sequence.supervised), bool, len(sequence.tokens)).tobytes())
+    return digest.hexdigest()
 
 
 def _computed(
     stepper: Stepper, examples: Sequence[Example], pause: Callable[[int], None]
 ) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
-    training = stepper.model.training
-    stepper.model.eval()
-    try:
-        with torch.no_grad():
-            for micro in stepper.micro_batches(examples):
-                scores = stepper.score(micro)
-                totals = scores.totals(scores.logp).cpu()
-                found.update((example.row, totals[i].clone()) for i, example in enumerate(micro.examples))
-                pause(len(found))
-    finally:
-        stepper.model.train(training)
+    with evaluating(stepper.model):
+        for micro in stepper.micro_batches(examples):
+            scores = stepper.score(micro)
+            totals = scores.totals(scores.logp).cpu()
+            found.update((example.row, totals[i].clone()) for i, example in enumerate(micro.examples))
+            pause(len(found))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import transformers
 
 from posttrain.errors import StageError
 from posttrain_plugins.training.options import Lora, TrainingOptions
+from posttrain_plugins.training.randomness import random_state, restore_random_state
 
 
 def with_adapter(model: Any, lora: Lora) -> Any:
@@ -49,13 +50,10 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
 
     Evaluation mode would do that too, but it also turns gradient checkpointing off.
     """
-    changed: list[tuple[Any, str, Any]] = []
     configs = {
         id(config): config for module in model.modules() if (config := getattr(module, "config", None))
     }
-    for owner in [*model.modules(), *configs.values()]:
-        names = ["p"] if isinstance(owner, torch.nn.modules.dropout._DropoutNd) else _dropout_names(owner)
-        changed.extend((owner, name, getattr(owner, name)) for name in names)
+    changed = _dropouts([*model.modules(), *configs.values()])
     try:
         for owner, name, value in changed:
             setattr(owner, name, type(value)(0))
@@ -63,6 +61,20 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for owner, name, value in changed:
             setattr(owner, name, value)
+
+
+def drops(model: torch.nn.Module) -> bool:
+    """Whether something is dropped at random while the model trains."""
+    return any(value > 0 for _, _, value in _dropouts(model.modules()))
+
+
+def _dropouts(owners: Iterable[Any]) -> list[tuple[Any, str, float]]:
+    """Return every probability of dropping something: its owner, the attribute and the value."""
+    found: list[tuple[Any, str, float]] = []
+    for owner in owners:
+        names = ["p"] if isinstance(owner, torch.nn.modules.dropout._DropoutNd) else _dropout_names(owner)
+        found.extend((owner, name, getattr(owner, name)) for name in names)
+    return found
 
 
 def _dropout_names(owner: Any) -> list[str]:
@@ -73,7 +85,8 @@ def _dropout_names(owner: Any) -> list[str]:
 
 @contextmanager
 def deterministic(seed: int) -> Iterator[None]:
-    """Seed everything; on a CPU ask torch for deterministic kernels, and leave its switches as they were."""
+    """Seed everything; on a CPU ask torch for deterministic kernels. Leave generators and switches as they were."""
+    generators = random_state()
     before = torch.are_deterministic_algorithms_enabled(), switches.fill_uninitialized_memory  # type: ignore[attr-defined]
     transformers.set_seed(seed)
     if not torch.cuda.is_available():
@@ -82,6 +95,7 @@ def deterministic(seed: int) -> Iterator[None]:
     try:
         yield
     finally:
+        restore_random_state(generators)
         torch.use_deterministic_algorithms(before[0])
         switches.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
 

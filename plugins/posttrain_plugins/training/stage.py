@@ -18,25 +18,31 @@ from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.contracts.trainer import Example, Trainer
 from posttrain.errors import Interrupted
 from posttrain_plugins.data.rows import read_rows
-from posttrain_plugins.models.policy import Policy, open_policy, save_policy
-from posttrain_plugins.training.batches import DataOrder, longest
-from posttrain_plugins.training.checkpoints import WEIGHTS, Checkpoint, Checkpoints, load_state, load_weights
+from posttrain_plugins.models.policy import Policy, open_policy, save_policy, usable_device
+from posttrain_plugins.training.batches import DataOrder, probe
+from posttrain_plugins.training.checkpoints import (
+    PROGRESS,
+    WEIGHTS,
+    Checkpoint,
+    Checkpoints,
+    load_state,
+    load_weights,
+)
 from posttrain_plugins.training.examples import Prepared, prepare
+from posttrain_plugins.training.head import TOLERANCE
 from posttrain_plugins.training.loop import Loop, require_finite, step_means
 from posttrain_plugins.training.options import TrainingOptions
 from posttrain_plugins.training.reference import reference_identity, reference_log_probs
 from posttrain_plugins.training.setting import (
     arguments,
     deterministic,
+    drops,
     same_config,
     with_adapter,
     without_dropout,
 )
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.watch import Watch
-
-HEAD_TOLERANCE = {False: 1e-4, True: 0.05}
-"""Largest difference in nats between a log-prob computed the fast and the plain way, by `bf16`."""
 
 
 def run(context: StageContext) -> Outcome:
@@ -51,7 +57,7 @@ def run(context: StageContext) -> Outcome:
     trainer = _trainer(context)
     loss = context.component(context.config.loss, Group.LOSS)
     with deterministic(config.seed), ExitStack() as stack:
-        policy = open_policy(context.input("model"), context, dtype="float32", trainable=True)
+        policy = open_policy(context.input("model"), context, trainable=True, device=usable_device())
         prepared = _prepare(context, policy)
         model = policy.model if config.lora is None else with_adapter(policy.model, config.lora)
         stack.enter_context(same_config(model))
@@ -59,7 +65,7 @@ def run(context: StageContext) -> Outcome:
             stack.enter_context(without_dropout(model))
         session = _session(context, policy, model, prepared, loss)
         figures = session.train()
-    require_finite(model, "after the last step")
+    require_finite(model, "after the last step", session.loop.checkpoints)
     _save(context, policy, model)
     summary = f"{session.steps} steps over {len(prepared.examples)} rows, loss {figures['loss']:.4f}"
     return Outcome(figures={**figures, **prepared.figures}, steps=session.steps, summary=summary)
@@ -93,7 +99,7 @@ class Session:
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Take over the end of a training that was cut off before its result was saved."""
         load_weights(checkpoint.path / WEIGHTS, self.loop.stepper.model)
-        self.loop.meter.restore(load_state(checkpoint.path)["meter"])
+        self.loop.meter.restore(load_state(checkpoint.path, PROGRESS)["meter"])
 
 
 def _trainer(context: StageContext) -> Trainer:
@@ -122,11 +128,7 @@ def _session(
 ) -> Session:
     config: TrainingOptions = context.config
     order = DataOrder(len(prepared.examples), config.batch_size, config.seed, config.shuffle)
-    steps = (
-        config.max_steps
-        if config.max_steps > 0
-        else math.ceil(config.num_train_epochs * order.steps_per_epoch)
-    )
+    steps = _steps(config, order.steps_per_epoch)
     pad = policy.encoder.pad_id or 0
     stepper = Stepper(model, _trainer(context), loss, pad, config.micro_batch_tokens, config.bf16)
     loop = Loop(
@@ -138,19 +140,24 @@ def _session(
         config,
     )
     loop.add_callback(Watch(context, loop, steps))
-    told = stepper.choose_head(_probe(prepared.examples), HEAD_TOLERANCE[config.bf16])
+    told = stepper.choose_head(probe(prepared.examples), TOLERANCE[config.bf16])
     if told is not None:
         _warn(context, told)
+    if drops(model):
+        context.note(
+            "dropout is active, and its masks depend on micro_batch_tokens: another cut, other numbers"
+        )
     if loss.plugin.needs_reference:
         visited = [prepared.examples[position] for position in order.visited(steps)]
         stepper.reference = _reference(context, policy, stepper, visited)
     return Session(context, loop, steps)
 
 
-def _probe(examples: Sequence[Example]) -> list[Example]:
-    """Choose two short examples of different lengths, where there are such."""
-    first, *others = sorted(examples, key=longest)
-    return [first, *[example for example in others if longest(example) > longest(first)][:1]]
+def _steps(config: TrainingOptions, steps_per_epoch: int) -> int:
+    """Return how many steps to take; a product such as 0.07 · 100 must not round up to one more."""
+    if config.max_steps > 0:
+        return config.max_steps
+    return max(1, math.ceil(round(config.num_train_epochs * steps_per_epoch, 6)))
 
 
 def _reference(

@@ -6,7 +6,6 @@ changes neither the loss nor the gradient.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,10 +18,8 @@ from posttrain.contracts.component import Component
 from posttrain.contracts.loss import LossOutput, Reduction
 from posttrain.contracts.trainer import Example, Scores, Trainer
 from posttrain.errors import StageError
-from posttrain_plugins.training.batches import MicroBatch, collate, cut
-from posttrain_plugins.training.head import Head, choose_head, selected_logits, token_log_probs
-
-GAP = "reference/gap"
+from posttrain_plugins.training.batches import MicroBatch, collate, cut, predicted
+from posttrain_plugins.training.head import Head, budget_of, choose_head, selected_logits, token_log_probs
 
 
 @dataclass
@@ -46,11 +43,21 @@ class Averages:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The loss of a step in nats, its metrics, and how many tokens it had, padding left out."""
+    """What one step came to.
+
+    Args:
+        loss: In nats.
+        metrics: Those of the loss.
+        tokens: How many the step had, padding left out.
+        surprise: −log π of a supervised token, averaged over the step, in nats.
+        gap: Largest |log π − log π_ref| of a sequence, in nats a token; None without a reference.
+    """
 
     loss: float
     metrics: Mapping[str, float]
     tokens: int
+    surprise: float
+    gap: float | None = None
 
 
 @dataclass
@@ -62,7 +69,7 @@ class Stepper:
         trainer: Assembles the loss's batch.
         loss: The loss and its options.
         pad: A token id to pad with; which one is immaterial.
-        budget: Tokens of a micro-batch, padding included.
+        budget: Tokens of a micro-batch, padding included; logits bound it too (`head.budget_of`).
         bf16: Compute in bfloat16 (autocast).
         reference: Σ log π_ref of each example's sequences, shape [sequences], by row; where the loss needs
             it.
@@ -92,7 +99,8 @@ class Stepper:
 
     def micro_batches(self, examples: Sequence[Example]) -> Iterator[MicroBatch]:
         """Cut and pad examples, the longest first."""
-        return (collate(part, self.pad, self.device) for part in cut(examples, self.budget))
+        budget = budget_of(self.model, self.head, self.budget)
+        return (collate(part, self.pad, self.device) for part in cut(examples, budget))
 
     def score(self, micro: MicroBatch) -> Scores:
         """Run the policy over a micro-batch."""
@@ -109,9 +117,10 @@ class Stepper:
         Raises:
             StageError: The loss returns terms that do not fit its batch or have no gradient.
         """
-        tokens = sum(sequence.predicted for example in examples for sequence in example.sequences)
+        tokens = sum(map(predicted, examples))
         denominators = {Reduction.TOKEN_MEAN: tokens, Reduction.SEQUENCE_MEAN: len(examples)}
-        loss, averages, gaps, scored = 0.0, Averages(), [0.0], 0
+        loss, surprise, averages, scored = 0.0, 0.0, Averages(), 0
+        gaps: list[float] = []
         for micro in self.micro_batches(examples):
             scores = self.score(micro)
             output: LossOutput = self.loss.plugin(self.trainer.batch(scores), self.loss.config)
@@ -119,14 +128,14 @@ class Stepper:
             torch.autograd.backward(total)
             loss += float(total.detach().double())
             averages.add(output.metrics)
-            gaps.append(_gap(scores))
+            surprise -= float(scores.logp.detach().double().sum())
+            if scores.reference is not None:
+                gaps.append(_gap(scores, scores.reference))
             scored += len(scores.logp)
         assert scored == tokens, "the denominator must count exactly the tokens that were scored"
-        metrics = averages.means()
-        if self.reference is not None:
-            metrics[GAP] = math.nan if any(map(math.isnan, gaps)) else max(gaps)
         seen = sum(len(sequence.tokens) for example in examples for sequence in example.sequences)
-        return StepResult(loss, metrics, seen)
+        # The loss is not finite where a log-prob is not, so no gap that matters is NaN.
+        return StepResult(loss, averages.means(), seen, surprise / tokens, max(gaps, default=None))
 
     def _total(self, output: LossOutput, scores: Scores, denominators: Mapping[Reduction, int]) -> Tensor:
         """Σ over terms of weight · Σ values / denominator of the whole step."""
@@ -159,10 +168,8 @@ class Stepper:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
 
-def _gap(scores: Scores) -> float:
-    """Return the largest |log π − log π_ref| of a sequence, in nats a token; 0 without a reference."""
-    if scores.reference is None:
-        return 0.0
+def _gap(scores: Scores, reference: Tensor) -> float:
+    """Return the largest |log π − log π_ref| of a sequence, in nats a token."""
     logp = scores.logp.detach()
     counts = scores.totals(torch.ones_like(logp)).flatten().clamp(min=1)
-    return float(((scores.totals(logp).flatten() - scores.reference).abs() / counts).max())
+    return float(((scores.totals(logp).flatten() - reference).abs() / counts).max())

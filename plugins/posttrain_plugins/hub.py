@@ -13,8 +13,13 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.files import Table, numbered
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SWITCHES = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE"))
-_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+_SWITCHES = (
+    ("huggingface_hub.constants", "HF_HUB_OFFLINE"),
+    ("datasets.config", "HF_HUB_OFFLINE"),
+    ("datasets.config", "HF_DATASETS_OFFLINE"),
+)
+"""What the libraries made of the variables when they were imported; transformers asks huggingface_hub."""
+_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 
 
@@ -78,14 +83,15 @@ def _unavailable(id: str, what: str, error: Exception, download: bool) -> DataEr
 
 @contextmanager
 def _network(allowed: bool) -> Iterator[None]:
-    """Keep the hub libraries off the network unless it is allowed; they may be imported already."""
+    """Let the hub libraries use the network, or keep them off it, whatever the process was started with."""
+    import huggingface_hub.constants  # noqa: F401 - imported inside, it would keep what is set here
+
     modules = [(sys.modules[name], switch) for name, switch in _SWITCHES if name in sys.modules]
     before = [getattr(module, switch) for module, switch in modules]
     environment = {name: os.environ.get(name) for name in _VARIABLES}
-    if not allowed:
-        for module, switch in modules:
-            setattr(module, switch, True)
-        os.environ.update(dict.fromkeys(_VARIABLES, "1"))
+    for module, switch in modules:
+        setattr(module, switch, not allowed)
+    os.environ.update(dict.fromkeys(_VARIABLES, "0" if allowed else "1"))
     try:
         yield
     finally:

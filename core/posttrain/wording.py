@@ -1,0 +1,32 @@
+"""How errors put names and values into words."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+_LONGEST = 80
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` that `word` probably means, None when none is similar."""
+    return next(iter(difflib.get_close_matches(word, sorted(set(known)), n=1, cutoff=0.6)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Return the fix for an unknown name, if one of `known` is close to it."""
+    match = nearest(word, known)
+    return None if match is None else f"did you mean `{match}`?"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for an `expected:` line."""
+    return ", ".join(names) or "none"
+
+
+def short(value: Any) -> str:
+    """Return a value as it would stand in a file, cut to one short line."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
