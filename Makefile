@@ -28,10 +28,10 @@ check: setup  ## Style, types, layers and the quick tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -n 2 -m 'not slow'
+	$(BIN)/pytest -q -n 2 -m 'not slow and not mlflow and not prefect'
 
 test: check  ## Everything that must stay true.
-	$(BIN)/pytest -q -n 2 -m slow
+	$(BIN)/pytest -q -n 2 -m 'slow or mlflow or prefect'
 
 evidence: setup  ## Recipes over seeds, benchmarks and fault experiments; writes docs/evidence/.
 	$(BIN)/python -m tests.evidence

@@ -18,6 +18,8 @@ from posttrain.errors import ExitCode, StoreError
 from posttrain.execution.journal import Journal, RunNote, RunStarted, read_journal
 from posttrain.execution.records import find_run, list_runs, require_resumable, run_state
 
+pytestmark = pytest.mark.slow
+
 LAUNCHERS = ["process", "auto"]
 STEPS = 12
 

@@ -24,6 +24,8 @@ from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import RunReport, execute
 from posttrain.registry.discovery import discover
 
+pytestmark = pytest.mark.slow
+
 CANARY = "canary-8d1f0c2b7a"
 WIDE: dict[str, Any] = {"rows": {"uses": "test/write"}} | {
     f"f{n}": {

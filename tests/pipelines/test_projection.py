@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -76,7 +77,7 @@ def test_ctrl_c_while_a_tracker_is_waited_for_becomes_a_note() -> None:
     with Projection({"toy": lambda: tracker}, Path("w"), "r", notes.append):
         while not tracker.calls:
             time.sleep(0.01)
-        threading.Timer(0.3, _thread.interrupt_main).start()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     (note,) = notes
     assert "nobody waited for it" in note
     hang.set()

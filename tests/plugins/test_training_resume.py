@@ -27,6 +27,8 @@ from posttrain.errors import Interrupted
 from posttrain_plugins.training import checkpoints
 from posttrain_plugins.training.step import Stepper
 
+pytestmark = pytest.mark.slow
+
 SFT = {
     "num_train_epochs": 3.0,
     "batch_size": 4,

@@ -32,6 +32,8 @@ from posttrain_plugins.training import stage as stage_module
 from posttrain_plugins.training.randomness import random_state
 from posttrain_plugins.training.setting import without_dropout
 
+pytestmark = pytest.mark.slow
+
 LN2 = math.log(2)
 
 
