@@ -9,8 +9,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-EXPERIMENTS = ("learning", "kills")
-"""Scripts of this directory; each writes a page and its figures below `docs/evidence/`."""
+EXPERIMENTS: dict[str, list[list[str]]] = {
+    "learning": [["quickstart"], ["smollm", "--seeds", "0"]],
+    "startup": [[]],
+    "kills": [[]],
+}
+"""Scripts of this directory and the arguments of each run; each writes a page below `docs/evidence/`."""
 
 
 def main(arguments: list[str]) -> int:
@@ -20,7 +24,8 @@ def main(arguments: list[str]) -> int:
         print(f"there is no evidence {chosen[0]!r}; there is {', '.join(EXPERIMENTS)}", file=sys.stderr)
         return 2
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
-    commands = [[sys.executable, str(HERE / f"{name}.py"), *arguments[1:]] for name in chosen]
+    runs = [(name, [arguments[1:]] if arguments[1:] else EXPERIMENTS[name]) for name in chosen]
+    commands = [[sys.executable, str(HERE / f"{name}.py"), *given] for name, every in runs for given in every]
     return max(subprocess.run(command, env=environment, check=False).returncode for command in commands)
 
 

@@ -72,7 +72,7 @@ def main() -> None:
         f"The sign is {'the same' if same else 'not the same'} in every seed. The seconds are the whole command,"
         " the start of the local Prefect server included.",
     ]
-    command = f"python tests/evidence/learning.py {options.recipe}"
+    command = f"python -m tests.evidence learning {options.recipe}"
     ledger.write(
         f"learning-{options.recipe}", f"Learning effect of the {options.recipe} recipe", command, lines, rows
     )

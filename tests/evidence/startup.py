@@ -23,7 +23,7 @@ def main() -> None:
         "|---|---|---|",
         *(f"| `posttrain {name}` | {seconds[name]:.2f} | {LIMITS[name]:.1f} |" for name in seconds),
     ]
-    ledger.write("startup", "Start-up of the command", "python tests/evidence/startup.py", lines, seconds)
+    ledger.write("startup", "Start-up of the command", "python -m tests.evidence startup", lines, seconds)
 
 
 if __name__ == "__main__":

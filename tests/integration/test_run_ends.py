@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from helpers.products import NODES, TINY, Product, Tracked, processes_in
+
+from posttrain_pipelines.flow.server import token
 
 pytestmark = [pytest.mark.slow, pytest.mark.prefect, pytest.mark.mlflow]
 
@@ -52,9 +55,9 @@ def flow_state(product: Product) -> tuple[str, str]:
     """Return type and name of the newest flow run's state."""
     service = json.loads((product.workspace / "services" / "prefect.json").read_text())
     body = {"flow_runs": {"name": {"any_": [product.runs[-1].run]}}, "sort": "EXPECTED_START_TIME_DESC"}
-    request = urllib.request.Request(
-        service["url"] + "/flow_runs/filter", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
+    login = base64.b64encode(token(product.workspace).encode()).decode()
+    headers = {"content-type": "application/json", "authorization": f"Basic {login}"}
+    request = urllib.request.Request(service["url"] + "/flow_runs/filter", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as answer:
         newest = json.loads(answer.read())[0]
     return newest["state_type"], newest["state_name"]

@@ -23,6 +23,10 @@ _COLOURS = {
 _LEVELS = {Level.ERROR: "red", Level.WARNING: "yellow", Level.NOTE: "dim"}
 
 
+_WHOLE = frozenset({"run", "artifact"})
+"""Columns whose words are copied into other commands."""
+
+
 def show_plan(plan: Plan) -> None:
     """Print every node with its standing, its reasons, its plugins and what it will need."""
     table = table_of("stage", "uses", "standing", "why", "estimate")
@@ -71,10 +75,10 @@ def show_cached(plan: Plan, *, quiet: bool) -> None:
 
 
 def table_of(*headings: str) -> Table:
-    """Return a table without lines that folds long words rather than cutting them."""
+    """Return a table without lines that folds long words rather than cutting them; what people copy stays whole."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
     return table
 
 
