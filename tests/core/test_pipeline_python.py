@@ -10,8 +10,8 @@ import pytest
 from helpers.planning import PLUGIN, write_pipeline
 
 import posttrain
-from posttrain.contracts.runner import NodeStatus
-from posttrain.errors import ExitCode, SpecError, StoreError
+from posttrain.contracts.runner import NodeResult, NodeStatus
+from posttrain.errors import ExitCode, HandoffError, Interrupted, SpecError, StageError, StoreError
 from posttrain.execution.records import find_run, run_state
 from posttrain.execution.resumption import resumable
 from posttrain.execution.session import RunReport
@@ -166,3 +166,17 @@ def test_a_broken_guard_of_the_pipeline_is_no_warning() -> None:
 
 def test_pipeline_is_public() -> None:
     assert posttrain.Pipeline is Pipeline
+
+
+def test_a_report_can_be_required_to_be_complete() -> None:
+    good = RunReport("r", "completed", {})
+    assert good.require_completed() is good
+    failed = NodeResult("sft", NodeStatus.FAILED, summary="out of luck")
+    waiting = NodeResult("dpo", NodeStatus.SKIPPED)
+    with pytest.raises(StageError, match="sft") as caught:
+        RunReport("r", "failed", {"dpo": waiting, "sft": failed}).require_completed()
+    assert caught.value.found == "out of luck" and "resume r" in str(caught.value.fix)
+    with pytest.raises(Interrupted):
+        RunReport("r", "interrupted", {}).require_completed()
+    with pytest.raises(HandoffError):
+        RunReport("r", "rejected", {}).require_completed()

@@ -282,6 +282,11 @@ def test_what_is_no_choice_at_all(value: Any, catalogue: Any) -> None:
         assert problem.expected == "the name of a loss, or a mapping with `name` and its options"
 
 
+def test_an_option_of_the_default_component_is_pointed_there(catalogue: Any) -> None:
+    problem = problems_of(Options, {"beta": 0.2}, catalogue)[("beta",)]
+    assert problem.suggestion == "it is an option of `loss`: write `loss: {name: sigmoid, beta: …}`"
+
+
 def test_options_alone_mean_the_default_component(catalogue: Any) -> None:
     config = validate_config(Options, {"loss": {"beta": 0.2}}, catalogue)
     assert config.loss.name == "sigmoid" and config.loss.options["beta"] == 0.2

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from posttrain.contracts.runner import NodeResult, NodeStatus, Runner
-from posttrain.errors import ExitCode, PluginError, PosttrainError, SpecError, StageError
+from posttrain.errors import (
+    ExitCode,
+    HandoffError,
+    Interrupted,
+    PluginError,
+    PosttrainError,
+    SpecError,
+    StageError,
+)
 from posttrain.execution.run import PipelineRun
 from posttrain.execution.signals import on_stop_signals
 from posttrain.registry.isolation import undisturbed
@@ -45,6 +53,24 @@ class RunReport:
     def exit_code(self) -> ExitCode:
         """What the command reports to the shell."""
         return exit_code(self.status)
+
+    def require_completed(self) -> RunReport:
+        """Return the report of a completed run; for scripts that go on with what the run made.
+
+        Raises:
+            StageError: A node failed. Interrupted: The run was stopped. HandoffError: A gate did not pass.
+        """
+        if self.status == "completed":
+            return self
+        kind = {"failed": StageError, "interrupted": Interrupted}.get(self.status, HandoffError)
+        bad = [result for result in self.results.values() if not result.status.passes]
+        first = next((result for result in bad if result.status is not NodeStatus.SKIPPED), None)
+        raise kind(
+            f"run {self.run} ended {self.status}",
+            where=None if first is None else first.node,
+            found=None if first is None else first.summary or first.status.value,
+            fix=f"posttrain resume {self.run}" if self.status in ("failed", "interrupted") else None,
+        )
 
 
 def execute(

@@ -70,7 +70,8 @@ class Planner:
         try:
             judgement = self._judgement(node, inputs, planned, last)
         except DataError as error:
-            findings.append(_no_source(node, error))
+            if not any(finding.level is Level.ERROR for finding in findings):
+                findings.append(_no_source(node, error))
             judgement = Judgement(Standing.NEW, (error.message,))
         if judgement.standing == Standing.BLOCKED:
             findings = []  # it does not run: what it would refuse, the verdict itself above all, is no error

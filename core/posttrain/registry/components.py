@@ -7,6 +7,7 @@ a list is a tuple, a string is a path or the value of an enum, as they have to b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -56,13 +57,31 @@ def validate_config(model: type[ConfigT], data: Mapping[str, Any], catalogue: Ca
     except PydanticSerializationError as error:
         raise ConfigProblems([ConfigProblem((), f"an option has no JSON form: {error}")]) from error
     except ValidationError as error:
-        problems = translated(error.errors(include_url=False), model, data)
+        problems = [
+            _pointed(problem, model, catalogue)
+            for problem in translated(error.errors(include_url=False), model, data)
+        ]
         raise ConfigProblems(problems + _bind_all(model, data, data, catalogue)[1]) from error
     bound, problems = _bind_all(model, config, data, catalogue)
     if problems:
         raise ConfigProblems(problems)
     complete: ConfigT = _replaced(config, bound, ())
     return complete
+
+
+def _pointed(problem: ConfigProblem, model: type[Config], catalogue: Catalogue) -> ConfigProblem:
+    """Point an unknown option that belongs to a default component there: `beta` to `loss: {name: sigmoid, beta: …}`."""
+    if problem.suggestion is not None or not problem.at_key or len(problem.path) != 1:
+        return problem
+    option = str(problem.path[0])
+    for name, field in model.model_fields.items():
+        uses = next((mark for mark in field.metadata if isinstance(mark, Uses)), None)
+        if uses is None or not isinstance(field.default, Choice):
+            continue
+        if option in config_of(catalogue.load(uses.group, field.default.name)).model_fields:
+            example = f"{name}: {{name: {field.default.name}, {option}: …}}"
+            return replace(problem, suggestion=f"it is an option of `{name}`: write `{example}`")
+    return problem
 
 
 def _named(model: type[Config], data: Mapping[str, Any]) -> Mapping[str, Any]:

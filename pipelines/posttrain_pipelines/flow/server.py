@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from posttrain.artifacts.locks import acquire
+from posttrain.errors import SpecError
 from posttrain_pipelines.services import HOST, Service, ServiceSpec, ensure
 
 NAME = "prefect"
@@ -26,8 +27,21 @@ IDLE_SERVICES = (
 
 
 def configured_api() -> str | None:
-    """Return the address that the user configured (`PREFECT_API_URL`); it replaces the local server."""
-    return os.environ.get("PREFECT_API_URL") or None
+    """Return the address that the user configured (`PREFECT_API_URL`); it replaces the local server.
+
+    Raises:
+        SpecError: It is no address.
+    """
+    address = os.environ.get("PREFECT_API_URL") or None
+    if address is not None and not address.startswith(("http://", "https://")):
+        raise SpecError(
+            "this is no address of a Prefect server",
+            where="PREFECT_API_URL",
+            found=address,
+            expected="something like http://127.0.0.1:4200/api",
+            fix="correct the variable, or unset it for a local server",
+        )
+    return address
 
 
 def token_file(workspace: Path) -> Path:
