@@ -18,12 +18,12 @@ from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
 from posttrain.contracts.stage import Certainty, Input, Level
 from posttrain.errors import DataError, Interrupted
 from posttrain_plugins.data.rows import prompt_hash
+from posttrain_plugins.data.tasks import tasks_of
 from posttrain_plugins.evaluation import measure
 from posttrain_plugins.evaluation.evaluate import Evaluate, EvaluateConfig
-from posttrain_plugins.evaluation.generation import Generation
 from posttrain_plugins.evaluation.report import read_items
-from posttrain_plugins.evaluation.tasks import tasks_of
 from posttrain_plugins.models.policy import open_policy
+from posttrain_plugins.rollouts.generation import Generation
 
 PAIRS = [{"prompt": f"say {i}:", "completion": "ab" * (1 + i % 3)} for i in range(6)]
 CHATS = [

@@ -16,7 +16,6 @@ from posttrain_plugins.training.batches import (
     StepSampler,
     collate,
     cut,
-    longest,
     predicted,
 )
 
@@ -73,13 +72,13 @@ def test_cut_keeps_every_example_whole_and_stays_in_the_budget(lengths: list[tup
     parts = cut(examples, Budget(budget))
     assert Counter(each.row for part in parts for each in part) == Counter(range(len(lengths)))
     for part in parts:
-        padded = max(map(longest, part)) * sum(len(each.sequences) for each in part)
+        padded = max(each.longest for each in part) * sum(len(each.sequences) for each in part)
         assert padded <= budget or len(part) == 1
 
 
 def test_cut_separates_lengths_that_would_mostly_be_padding():
     examples = [example(row, length) for row, length in enumerate([300, 10, 290, 12])]
-    assert [[longest(each) for each in part] for part in cut(examples, Budget(10_000))] == [
+    assert [[each.longest for each in part] for part in cut(examples, Budget(10_000))] == [
         [300, 290],
         [12, 10],
     ]

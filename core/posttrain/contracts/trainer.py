@@ -51,6 +51,11 @@ class Example:
     sequences: tuple[TokenSequence, ...]
     weight: float = 1.0
 
+    @property
+    def longest(self) -> int:
+        """The length of its longest sequence, in tokens."""
+        return max(len(sequence.tokens) for sequence in self.sequences)
+
 
 @dataclass(frozen=True)
 class Scores:

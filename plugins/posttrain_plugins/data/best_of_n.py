@@ -31,11 +31,11 @@ from posttrain.contracts.stage import (
 from posttrain.errors import DataError, Interrupted, StageError
 from posttrain_plugins.data.conversation import as_messages, tools_of
 from posttrain_plugins.data.rows import read_rows, write_rows
-from posttrain_plugins.evaluation.tasks import FORMATS, Task, tasks_of
+from posttrain_plugins.data.tasks import FORMATS, Task, tasks_of
 
 if TYPE_CHECKING:
-    from posttrain_plugins.evaluation.generation import Generation
     from posttrain_plugins.models.policy import Policy
+    from posttrain_plugins.rollouts.generation import Generation
 
 _REPLACED = frozenset({"messages", "completion"})
 """Columns of the prompts' rows that a pair does not carry along."""
@@ -182,8 +182,8 @@ def choose_pairs(
 
 def _samples(context: StageContext, tasks: Sequence[Task]) -> list[list[tuple[str, Generation]]]:
     """Return the text and the generation of each sample of each task."""
-    from posttrain_plugins.evaluation.generation import generate
     from posttrain_plugins.models.policy import open_policy, usable_device
+    from posttrain_plugins.rollouts.generation import generate
 
     config: BestOfNConfig = context.config
     policy: Policy = open_policy(context.input("model"), context, device=usable_device())

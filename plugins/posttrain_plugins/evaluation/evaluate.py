@@ -19,8 +19,8 @@ from posttrain.contracts.stage import (
     StageConfig,
     VolatileMark,
 )
+from posttrain_plugins.data.tasks import FORMATS
 from posttrain_plugins.evaluation.report import Metric
-from posttrain_plugins.evaluation.tasks import FORMATS
 from posttrain_plugins.handoffs.lineage import certainty
 
 DEFAULT_ANSWER = "answer"

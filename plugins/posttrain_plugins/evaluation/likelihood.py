@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posttrain.contracts.trainer import Example, TokenSequence
 from posttrain.errors import DataError, StageError
-from posttrain_plugins.evaluation.mode import evaluating
+from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.training.batches import MicroBatch, collate, cut, probe
 from posttrain_plugins.training.head import (
     TOLERANCE,

@@ -12,8 +12,8 @@ from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.errors import DataError, Interrupted
 from posttrain_plugins.data.conversation import tools_of
 from posttrain_plugins.data.rows import read_rows
+from posttrain_plugins.data.tasks import Task, tasks_of
 from posttrain_plugins.evaluation.evaluate import EvaluateConfig
-from posttrain_plugins.evaluation.generation import Generation, generate
 from posttrain_plugins.evaluation.likelihood import completion_nll
 from posttrain_plugins.evaluation.report import (
     Item,
@@ -22,8 +22,8 @@ from posttrain_plugins.evaluation.report import (
     named_figures,
     write_report,
 )
-from posttrain_plugins.evaluation.tasks import Task, tasks_of
 from posttrain_plugins.models.policy import Policy, open_policy, usable_device
+from posttrain_plugins.rollouts.generation import Generation, generate
 
 _DIGITS = 6
 """Significant digits kept of a log-likelihood; those behind depend on how rows were batched."""

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -68,11 +69,6 @@ class StepSampler(torch.utils.data.Sampler[list[int]]):
         return self.order.steps_per_epoch
 
 
-def longest(example: Example) -> int:
-    """Return the length of an example's longest sequence."""
-    return max(len(sequence.tokens) for sequence in example.sequences)
-
-
 def predicted(example: Example) -> int:
     """Return the number of supervised tokens of an example's sequences."""
     return sum(sequence.predicted for sequence in example.sequences)
@@ -82,8 +78,8 @@ def probe(examples: Sequence[Example]) -> list[Example]:
     """Choose two short examples of different lengths, where there are such."""
     if not examples:
         return []
-    first, *others = sorted(examples, key=longest)
-    return [first, *[example for example in others if longest(example) > longest(first)][:1]]
+    first, *others = sorted(examples, key=attrgetter("longest"))
+    return [first, *[example for example in others if example.longest > first.longest][:1]]
 
 
 @dataclass(frozen=True)
@@ -112,8 +108,8 @@ def cut(examples: Sequence[Example], budget: Budget) -> list[list[Example]]:
     limit = math.inf if budget.supervised is None else budget.supervised
     batches: list[list[Example]] = []
     width = rows = waste = scored = 0
-    for example in sorted(examples, key=longest, reverse=True):
-        length, count = longest(example), len(example.sequences)
+    for example in sorted(examples, key=attrgetter("longest"), reverse=True):
+        length, count = example.longest, len(example.sequences)
         padding, wanted = (width - length) * count, predicted(example)
         full = (rows + count) * width > budget.tokens or scored + wanted > limit
         if not batches or full or waste + padding > WASTE:

@@ -110,7 +110,7 @@ def prepare(
     shorten = TRUNCATIONS[truncation]
     for index, row in enumerate(rows):
         whole = example = _encoded(trainer, row, index, encoder, format)
-        if isinstance(example, Example) and max_length is not None and _longest(example) > max_length:
+        if isinstance(example, Example) and max_length is not None and example.longest > max_length:
             example = shorten(example, max_length, encoder.bos_id)
         if isinstance(example, Example):
             example = _unusable(example, cut=example is not whole) or example
@@ -173,7 +173,7 @@ def _keep_end(example: Example, limit: int, bos: int | None) -> Example | str:
     What the model expects first, its beginning-of-sequence token, stays.
     """
     first = int(all(sequence.tokens[0] == bos for sequence in example.sequences))
-    excess = _longest(example) - limit
+    excess = example.longest - limit
     if excess >= min(_prompt(sequence) for sequence in example.sequences):
         return f"the prompt cannot be cut far enough to fit {limit} tokens"
     sequences = tuple(_without(sequence, first, first + excess) for sequence in example.sequences)
@@ -195,7 +195,7 @@ def _refuse(example: Example, limit: int, bos: int | None) -> Example | str:
     raise DataError(
         "the row is too long",
         where=f"row {example.row + 1}",
-        found=f"{_longest(example)} tokens",
+        found=f"{example.longest} tokens",
         expected=f"at most {limit}",
         fix="raise max_length or choose another truncation",
     )
@@ -226,10 +226,6 @@ def _weight(row: Mapping[str, Any], index: int, column: str | None) -> float:
 def _prompt(sequence: TokenSequence) -> int:
     """Return how many tokens stand before the first supervised one."""
     return next(position for position, counts in enumerate(sequence.supervised) if counts and position)
-
-
-def _longest(example: Example) -> int:
-    return max(len(sequence.tokens) for sequence in example.sequences)
 
 
 def _size(example: Example) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posttrain.errors import StageError
-from posttrain_plugins.evaluation.mode import evaluating
+from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.training.batches import Budget, MicroBatch
 from posttrain_plugins.training.options import LOGITS
 

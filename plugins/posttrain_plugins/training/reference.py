@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posttrain.artifacts.manifest import canonical
 from posttrain.contracts.trainer import Example
-from posttrain_plugins.evaluation.mode import evaluating
+from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.training.checkpoints import damage, write_directory
 from posttrain_plugins.training.step import Stepper
 

@@ -10,7 +10,7 @@ from helpers.models import tiny_llama
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from posttrain.errors import DataError, StageError
-from posttrain_plugins.evaluation.generation import generate, invert, nucleus
+from posttrain_plugins.rollouts.generation import generate, invert, nucleus
 
 VOCABULARY, STOPS = 61, (1, 5, 7)
 PROMPTS = [[10 + i, *range(20, 20 + 2 * i)] for i in range(7)]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posttrain.errors import DataError, StageError
-from posttrain_plugins.evaluation.mode import evaluating
+from posttrain_plugins.models.mode import evaluating
 
 if TYPE_CHECKING:
     from posttrain_plugins.models.policy import Policy

@@ -1,0 +1,1 @@
+"""How policies write completions: rollout engines. In-process sampling is the first."""
