@@ -337,6 +337,18 @@ def test_states_of_runs_and_what_can_be_resumed(lab: Lab) -> None:
             pass
 
 
+def test_a_run_that_is_resumed_forgets_how_its_nodes_ended(lab: Lab) -> None:
+    lab.run(failing("raise"))
+    (record,) = list_runs(lab.workspace)
+    ended = {name: state.status for name, state in run_state(record).nodes.items()}
+    assert ended == {"rows": NodeStatus.COMPLETED, "bad": NodeStatus.FAILED}
+    with record.claimed():
+        beginning = RunStarted(run=record.run, pipeline="p", spec_digest="s", runner="r", pid=1, resumed=True)
+        record.journal.append(beginning)
+        states = {name: state.status for name, state in run_state(record).nodes.items()}
+    assert states == {"rows": NodeStatus.COMPLETED, "bad": NodeStatus.PENDING}
+
+
 def test_two_processes_build_each_output_once(lab: Lab) -> None:
     pipeline = {
         "rows": {"uses": "test/write"},

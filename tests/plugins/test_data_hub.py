@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import os
 {imports}
 from posttrain_plugins.hub import _network
-
-pytestmark = pytest.mark.slow
 with _network({allowed}):
     from huggingface_hub import constants, is_offline_mode
     import datasets.config

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from posttrain.artifacts.store import KeyRecord, Store
+    from posttrain.execution.journal import NodeEnded
     from posttrain.execution.records import RunState
 
 
@@ -134,12 +135,19 @@ def _digests(store: Store, what: str) -> dict[str, str]:
     try:
         return {"": store.find(what).digest}
     except StoreError as error:
-        raise _nothing_named(what, list(newest), error) from error
+        raise _nothing_named(store.workspace, what, list(newest), error) from error
 
 
-def _nothing_named(what: str, nodes: list[str], error: StoreError) -> StoreError:
+def _nothing_named(workspace: Path, what: str, nodes: list[str], error: StoreError) -> StoreError:
     from posttrain.wording import did_you_mean, listed
 
+    if ended := _last_end(workspace, what):
+        return StoreError(
+            f"{what} has no outputs yet",
+            where=what,
+            found=f"{ended.status}: {ended.summary}" if ended.summary else ended.status.value,
+            fix="`posttrain status RUN` shows how its run stands",
+        )
     if set(what.rpartition(":")[2]) <= set("0123456789abcdef") and len(what) >= 4:
         return error
     return StoreError(
@@ -148,6 +156,17 @@ def _nothing_named(what: str, nodes: list[str], error: StoreError) -> StoreError
         expected=f"a run, the start of a digest, or one of {listed(sorted(nodes))}",
         fix=did_you_mean(what, nodes),
     )
+
+
+def _last_end(workspace: Path, node: str) -> NodeEnded | None:
+    """Return how a node ended in the newest run that came to it."""
+    from posttrain.execution.records import list_runs, run_state
+
+    for record in reversed(list_runs(workspace)):
+        state = run_state(record).nodes.get(node)
+        if state is not None and state.ended is not None:
+            return state.ended
+    return None
 
 
 def _run_records(store: Store, workspace: Path, text: str) -> dict[str, KeyRecord] | None:

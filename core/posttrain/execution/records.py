@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +273,13 @@ def _node_states(entries: list[Any], running: bool) -> dict[str, NodeState]:
     states: dict[str, NodeState] = {}
     for entry in entries:
         before = states.get(entry.node) if isinstance(entry, NodeStarted | NodeEnded) else None
-        if isinstance(entry, NodeStarted):
+        if isinstance(entry, RunStarted) and running:
+            # A resumed run comes to every node again; what stopped it last time is no longer how it stands.
+            states = {
+                name: state if state.status.passes else replace(state, status=NodeStatus.PENDING, ended=None)
+                for name, state in states.items()
+            }
+        elif isinstance(entry, NodeStarted):
             status = NodeStatus.RUNNING if running else NodeStatus.INTERRUPTED
             states[entry.node] = NodeState(entry.node, entry.uses, status, entry.attempt, entry.time)
         elif isinstance(entry, NodeEnded):
