@@ -70,7 +70,7 @@ def main() -> None:
     lines = [
         f"Seeds {', '.join(map(str, options.seeds))} for every stage that draws; the metric is exact match over the"
         " held-out rows; the effect is the paired difference of the DPO model to the gate's baseline, with its 95 %"
-        " interval. All three were fixed before the runs.",
+        " interval." + (" All three were fixed before the runs." if options.recipe == "quickstart" else ""),
         "",
         "| seed | base | SFT | DPO | DPO − baseline | 95 % interval | gate | seconds |",
         "|---|---|---|---|---|---|---|---|",
@@ -80,8 +80,8 @@ def main() -> None:
             for r in rows
         ),
         "",
-        f"The sign is {'the same' if same else 'not the same'} in every seed. The seconds are the whole command,"
-        " the start of the local Prefect server included.",
+        *([f"The sign is {'the same' if same else 'not the same'} in every seed."] if len(rows) > 1 else []),
+        "The seconds are the whole command, the start of the local Prefect server included.",
     ]
     command = f"python -m tests.evidence learning {options.recipe}"
     ledger.write(
