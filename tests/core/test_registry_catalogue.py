@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.component import Config
-from posttrain.contracts.loss import Family
+from posttrain.contracts.loss import Family, Loss, Need
 from posttrain.contracts.registration import Group, Registration
 from posttrain.contracts.stage import Port, Stage, StageConfig
 from posttrain.contracts.trainer import Example, Trainer
@@ -52,10 +52,10 @@ class GoodTrainer(Trainer):
         return None
 
 
-class GoodLoss:
+class GoodLoss(Loss):
     family = Family.TOKEN
 
-    def __call__(self, batch: Any, config: Any) -> Any:
+    def __call__(self, batch: Any, config: Any, stats: Any, state: Any) -> Any:
         return None
 
 
@@ -162,7 +162,28 @@ BAD: list[tuple[str, Any, str]] = [
     ("trainers", variant(GoodTrainer, family="token"), "`family` must be a posttrain.Family"),
     ("trainers", variant(GoodTrainer, formats={"messages"}), "`formats` must be a frozenset"),
     ("losses", variant(GoodLoss, family=None), "`family` must be a posttrain.Family"),
-    ("losses", variant(GoodLoss, __call__=lambda self, batch: None), "__call__ must take (batch, config)"),
+    (
+        "losses",
+        variant(GoodLoss, __call__=lambda self, batch: None),
+        "__call__ must take (batch, config, stats, state)",
+    ),
+    ("losses", type("Bare", (), {"family": Family.TOKEN}), "must be a subclass of posttrain.Loss"),
+    ("losses", type("Silent", (Loss,), {"family": Family.TOKEN}), "it defines no __call__(batch"),
+    ("losses", variant(GoodLoss, measure=lambda self, batch: {}), "measure must take (batch, config, state)"),
+    ("losses", variant(GoodLoss, begin=lambda self: {}), "begin must take (config)"),
+    ("losses", variant(GoodLoss, advance=lambda self, state: {}), "advance must take (state, stats, config)"),
+    ("losses", variant(GoodLoss, needs={"reference"}), "`needs` must be a frozenset of posttrain.Need"),
+    (
+        "losses",
+        variant(GoodLoss, family=Family.TOKEN, needs=frozenset({Need.REFERENCE})),
+        "it needs `reference`, which no batch of the family token holds",
+    ),
+    (
+        "losses",
+        variant(GoodLoss, family=Family.PREFERENCE, needs=frozenset({Need.SQUARES})),
+        "it needs `squares`, which no batch of the family preference holds",
+    ),
+    ("losses", variant(GoodLoss, scope="step"), "`scope` must be a posttrain.Scope"),
     ("losses", variant(GoodLoss, config=dict), "`config` must be a subclass of posttrain.Config"),
     ("losses", variant(GoodLoss, config=Lax), "must keep extra='forbid' and frozen=True"),
     ("losses", variant(GoodLoss, config=Aliased), "the option 'lam' has an alias"),

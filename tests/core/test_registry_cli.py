@@ -37,21 +37,28 @@ from typing import Annotated
 
 from pydantic import Field
 
-from posttrain import Choice, Config, Family, Kind, Port, Stage, StageConfig, Uses
+from posttrain import Choice, Config, Family, Kind, Loss, Port, Stage, StageConfig, Uses
 
 
 class SigmoidConfig(Config):
     beta: float = Field(default=0.1, description="strength of the pull")
 
 
-class Sigmoid:
+class Sigmoid(Loss):
     """Log-sigmoid of the margin."""
 
     family = Family.PREFERENCE
     config = SigmoidConfig
 
-    def __call__(self, batch, config):
+    def __call__(self, batch, config, stats, state):
         return None
+
+
+class Judge:
+    """One for all."""
+
+    def __call__(self, samples, config):
+        return [1.0 for _ in samples]
 
 
 class ScoreConfig(StageConfig):
@@ -125,7 +132,7 @@ def test_list_shows_a_table_and_the_broken(root: Path, monkeypatch: pytest.Monke
 
 def test_list_marks_names_in_conflict(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
-        add(root, name, PLUGIN.format(name="judge", target="fake_parts:Sigmoid"))
+        add(root, name, PLUGIN.format(name="judge", target="fake_parts:Judge"))
     listing = json.loads(invoke(root, monkeypatch, "list", "--json").stdout)
     states = {(each["name"], each["plugin"]): each["status"] for each in listing["registrations"]}
     assert states["judge", "one"] == states["judge", "two"] == "ambiguous"
@@ -183,7 +190,7 @@ def test_info_of_an_unknown_name(root: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_check_passes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add(root, "acme", PLUGIN.format(name="judge", target="fake_parts:Sigmoid"))
+    add(root, "acme", PLUGIN.format(name="judge", target="fake_parts:Judge"))
     result = invoke(root, monkeypatch, "check", "--all")
     assert result.exit_code == 0, result.output
     assert [line.split()[:2] for line in result.stdout.splitlines()] == [
@@ -224,7 +231,7 @@ def test_check_fails(root: Path, monkeypatch: pytest.MonkeyPatch, source: str, m
 
 def test_check_fails_for_a_conflict(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
-        add(root, name, PLUGIN.format(name="judge", target="fake_parts:Sigmoid"))
+        add(root, name, PLUGIN.format(name="judge", target="fake_parts:Judge"))
     result = invoke(root, monkeypatch, "check")
     assert result.exit_code == 1
     assert "problem: the reward 'judge' is claimed by 2 plugins" in result.stdout

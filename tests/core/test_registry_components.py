@@ -14,7 +14,7 @@ from helpers.plugins import catalogue_of, plugin
 from pydantic import Field, model_validator
 
 from posttrain.contracts.component import Choice, Config, Uses
-from posttrain.contracts.loss import Family
+from posttrain.contracts.loss import Family, Loss
 from posttrain.contracts.registration import Group, Registration
 from posttrain.contracts.stage import Secret, SecretMark, Source, SourceMark, StageConfig, VolatileMark
 from posttrain.errors import PluginError, SpecError
@@ -41,18 +41,18 @@ class SigmoidConfig(Config):
     smoothing: float = Field(default=0.0, ge=0, lt=0.5)
 
 
-class Sigmoid:
+class Sigmoid(Loss):
     family = Family.PREFERENCE
     config = SigmoidConfig
 
-    def __call__(self, batch: Any, config: Any) -> Any:
+    def __call__(self, batch: Any, config: Any, stats: Any, state: Any) -> Any:
         return None
 
 
-class Plain:
+class Plain(Loss):
     family = Family.PREFERENCE
 
-    def __call__(self, batch: Any, config: Any) -> Any:
+    def __call__(self, batch: Any, config: Any, stats: Any, state: Any) -> Any:
         return None
 
 

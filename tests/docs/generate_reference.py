@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
 import typer
@@ -46,8 +46,8 @@ SAMPLES: Mapping[str, Mapping[str, Any]] = {
 OUTPUT_NOTES: Mapping[str, str] = {
     "data.load": "With `split`, one port for each part instead: `train` and the names of the split.",
     "data.synthetic": "With `split`, one port for each part instead: `train` and the names of the split.",
-    "train.sft": "An adapter with `lora` or from an adapter, else a model.",
-    "train.dpo": "An adapter with `lora` or from an adapter, else a model.",
+    "train.sft": "An adapter with `lora`, with `peft` or from an adapter, else a model.",
+    "train.dpo": "An adapter with `lora`, with `peft` or from an adapter, else a model.",
 }
 
 EXIT_CODES: Mapping[ExitCode, str] = {
@@ -112,6 +112,7 @@ def reference(catalogue: Catalogue) -> str:
         *_stages(catalogue, Group.STAGE, "## Stages"),
         *_stages(catalogue, Group.TRAINER, "## Trainers"),
         *_components(catalogue, Group.LOSS, "## Losses"),
+        *_components(catalogue, Group.BACKEND, "## Backends"),
         *_components(catalogue, Group.REWARD, "## Rewards"),
         *_components(catalogue, Group.GENERATOR, "## Generators"),
         *_plain(catalogue, Group.RULE, "## Hand-off rules"),
@@ -132,7 +133,16 @@ def reference(catalogue: Catalogue) -> str:
 
 def plugin_table(catalogue: Catalogue) -> str:
     """Return the README's table of what comes with posttrain."""
-    shown = (Group.STAGE, Group.TRAINER, Group.LOSS, Group.REWARD, Group.GENERATOR, Group.RULE, Group.RUNNER)
+    shown = (
+        Group.STAGE,
+        Group.TRAINER,
+        Group.LOSS,
+        Group.BACKEND,
+        Group.REWARD,
+        Group.GENERATOR,
+        Group.RULE,
+        Group.RUNNER,
+    )
     rows = (
         (group.value, f"`{name}`", catalogue.entry(group, name).registration.summary)
         for group in (*shown, Group.TRACKER, Group.RECIPE)
@@ -256,7 +266,7 @@ def _options(model: type[Config]) -> Iterator[str]:
     yield "Options:"
     yield _table(("option", "type", "default", "meaning"), (_option(model, each) for each in described))
     for name, inner in _nested(model):
-        yield f"Options under `{name}`:"
+        yield f"Options under {name}:"
         rows = (_option(inner, each) for each in describe(inner))
         yield _table(("option", "type", "default", "meaning"), rows)
 
@@ -287,9 +297,26 @@ def _limits(metadata: Iterable[Any]) -> str:
 
 def _nested(model: type[Config]) -> Iterator[tuple[str, type[Config]]]:
     for name, field in model.model_fields.items():
-        for inner in (field.annotation, *get_args(field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, Config):
-                yield name, inner
+        for inner in _models(field.annotation):
+            yield f"`{name}`{_discriminator(inner)}", inner
+
+
+def _models(annotation: Any) -> Iterator[type[Config]]:
+    """Yield the option models that a type may hold, those of every arm of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def _discriminator(model: type[Config]) -> str:
+    """Say which literal value leads to this model where several are possible."""
+    literals = (
+        f" with `{name}: {get_args(field.annotation)[0]}`"
+        for name, field in model.model_fields.items()
+        if field.is_required() and get_origin(field.annotation) is Literal
+    )
+    return "".join(literals)
 
 
 def _port(port: Port) -> tuple[str, str, str]:

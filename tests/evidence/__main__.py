@@ -13,6 +13,7 @@ EXPERIMENTS: dict[str, list[list[str]]] = {
     "learning": [["quickstart"], ["smollm", "--seeds", "0"]],
     "startup": [[]],
     "kills": [[]],
+    "speed": [[]],
 }
 """Scripts of this directory and the arguments of each run; each writes a page below `docs/evidence/`."""
 

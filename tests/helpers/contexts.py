@@ -96,7 +96,7 @@ class FakeContext(StageContext):
         self.on_progress(done, unit)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self.seen_metrics[step] = dict(values)
+        self.seen_metrics.setdefault(step, {}).update(values)
 
     def note(self, message: str, level: Level = Level.NOTE) -> None:
         self.said.append((level, message))
@@ -112,7 +112,7 @@ class FakeContext(StageContext):
 
     @property
     def losses(self) -> list[float]:
-        return [values["loss"] for _, values in sorted(self.seen_metrics.items())]
+        return [values["loss"] for _, values in sorted(self.seen_metrics.items()) if "loss" in values]
 
     def result(self, port: str) -> Artifact:
         kind, facts = self.described[port]

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 import posttrain
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts, ReportFacts
 from posttrain.contracts.component import Choice, Config, Uses
-from posttrain.contracts.loss import Family
+from posttrain.contracts.loss import Family, Loss
 from posttrain.contracts.registration import Group, Registration
 from posttrain.contracts.stage import (
     Certainty,
@@ -72,13 +72,13 @@ class MarginConfig(Config):
     beta: float = Field(default=0.1, gt=0, description="strength")
 
 
-class Margin:
+class Margin(Loss):
     """A loss that is never computed."""
 
     family = Family.PREFERENCE
     config = MarginConfig
 
-    def __call__(self, batch: Any, config: Any) -> Any:
+    def __call__(self, batch: Any, config: Any, stats: Any, state: Any) -> Any:
         return None
 
 

@@ -18,7 +18,8 @@ import torch
 
 from posttrain.artifacts.kinds import FACTS_OF
 from posttrain.contracts.component import Config, NoOptions
-from posttrain.contracts.loss import Family, LossOutput, PreferenceBatch, Reduction, TokenBatch
+from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, TokenBatch
+from posttrain.contracts.reduction import Reduction
 from posttrain.contracts.registration import Group, load_target
 from posttrain.contracts.reward import Sample
 from posttrain.contracts.stage import Certainty, Input, Level, Stage
@@ -194,7 +195,15 @@ ORDER = {Family.TOKEN: torch.tensor([6, 2, 0, 5, 1, 4, 3]), Family.PREFERENCE: t
 
 def trainable(batch: Any) -> list[torch.Tensor]:
     tensors = (getattr(batch, field.name) for field in fields(batch))
-    return [tensor for tensor in tensors if tensor.requires_grad]
+    return [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
+
+
+def called(loss: Loss, batch: Any) -> LossOutput:
+    """The loss on a batch that is the whole of a first step."""
+    config = config_of(loss)()
+    before = loss.begin(config)
+    stats = loss.measure(batch, config, before)
+    return loss(batch, config, stats, loss.advance(before, stats, config))
 
 
 def total(output: LossOutput) -> torch.Tensor:
@@ -205,7 +214,7 @@ def total(output: LossOutput) -> torch.Tensor:
 def test_a_loss_gives_unreduced_values_with_a_gradient(name: str) -> None:
     loss = catalogue().make(Group.LOSS, name)
     batch = BATCHES[loss.family](torch.Generator().manual_seed(0))
-    output = loss(batch, config_of(loss)())
+    output = called(loss, batch)
     assert output.terms
     for term in output.terms:
         assert term.values.shape == (PER_EXAMPLE[loss.family],)
@@ -224,8 +233,9 @@ def test_a_loss_takes_every_row_for_itself(name: str) -> None:
     loss = catalogue().make(Group.LOSS, name)
     batch = BATCHES[loss.family](torch.Generator().manual_seed(1))
     order = ORDER[loss.family]
-    mixed = replace(batch, **{field.name: getattr(batch, field.name)[order] for field in fields(batch)})
-    plain, shuffled = (loss(each, config_of(loss)()) for each in (batch, mixed))
+    given = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    mixed = replace(batch, **{name: value[order] for name, value in given.items() if value is not None})
+    plain, shuffled = (called(loss, each) for each in (batch, mixed))
     for one, other in zip(plain.terms, shuffled.terms, strict=True):
         assert torch.equal(one.values[order], other.values)
 
@@ -275,7 +285,7 @@ def test_a_recipe_plans(name: str, tiny: bool, tmp_path: Path, monkeypatch: pyte
 def test_options_of_trainers_name_components_that_exist() -> None:
     for name in catalogue().names(Group.TRAINER):
         _, config = configured(name)
-        assert [group for _, _, group in choices(config)] == [Group.LOSS]
+        assert {group for _, _, group in choices(config)} == {Group.LOSS, Group.BACKEND}
 
 
 def documentation() -> str:

@@ -8,8 +8,9 @@ import torch
 from helpers.models import tiny_llama
 
 from posttrain.errors import DataError, StageError
+from posttrain_plugins.evaluation import likelihood
 from posttrain_plugins.evaluation.likelihood import completion_nll
-from posttrain_plugins.training import head
+from posttrain_plugins.training.head import KeepHead, choice
 
 SEQUENCES = [
     SimpleNamespace(tokens=[9, 10, 11, 3], supervised=[False, False, True, True]),
@@ -59,17 +60,19 @@ def test_a_model_without_selected_logits_is_scored_all_the_same_and_said() -> No
     expected = completion_nll(policy(), SEQUENCES, batch_tokens=1000)
     assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
     assert [nll for nll, _ in found] == pytest.approx([nll for nll, _ in expected], abs=1e-5)
-    assert len(told) == 1 and "takes no `logits_to_keep`" in told[0]
+    assert len(told) == 1 and "all logits are computed" in told[0] and "logits_to_keep" in told[0]
 
 
-def test_logits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_bounded_where_the_model_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     model, held = policy(), []
     expected = completion_nll(model, SEQUENCES, batch_tokens=1000)
-    monkeypatch.setattr(head, "LOGITS", 5 * 40)
+    # As many logits as 5 tokens have
+    monkeypatch.setattr(choice, "LOGITS", 4 * 5 * 40)
+    monkeypatch.setattr(likelihood, "choose_head", lambda *_: (KeepHead(), None))
     model.model.lm_head.register_forward_hook(lambda module, inputs, output: held.append(output.shape[0]))
     found = completion_nll(model, SEQUENCES, batch_tokens=1000)
-    # After the two trials of the head: 4 tokens alone, then 2, 0 and 2 together.
-    assert held[2:] == [4, 4]
+    # 4 tokens alone, then 2, 0 and 2 together
+    assert held == [4, 4]
     assert [nll for nll, _ in found] == pytest.approx([nll for nll, _ in expected], abs=1e-5)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from posttrain.contracts.loss import PreferenceBatch, Reduction
+from posttrain.contracts.loss import PreferenceBatch
+from posttrain.contracts.reduction import EXAMPLE_MEAN
 from posttrain_plugins.losses.sigmoid import Sigmoid, SigmoidOptions
 
 
@@ -28,15 +29,15 @@ def batch(
 def test_equal_to_the_reference_gives_ln_2_whatever_the_options():
     pairs = batch([-3.0, -9.0], [-5.0, -1.0], ([-3.0, -9.0], [-5.0, -1.0]))
     for options in (SigmoidOptions(), SigmoidOptions(beta=2.0, label_smoothing=0.3)):
-        (term,) = Sigmoid()(pairs, options).terms
+        (term,) = Sigmoid()(pairs, options, {}, {}).terms
         assert term.values.tolist() == pytest.approx([math.log(2)] * 2, abs=1e-7)
-        assert term.reduction is Reduction.SEQUENCE_MEAN
+        assert term.reduction is EXAMPLE_MEAN
 
 
 def test_value_and_gradient_worked_out_by_hand():
     # Δ = (−1 + 3) − (−4 + 3) = 3; β Δ = 1.5; L = ln(1 + e^−1.5); ∂L/∂chosen = −β σ(−1.5)
     pairs = batch([-1.0], [-4.0], ([-3.0], [-3.0]))
-    (term,) = Sigmoid()(pairs, SigmoidOptions(beta=0.5)).terms
+    (term,) = Sigmoid()(pairs, SigmoidOptions(beta=0.5), {}, {}).terms
     assert term.values.item() == pytest.approx(math.log1p(math.exp(-1.5)), abs=1e-7)
     term.values.sum().backward()
     slope = 0.5 / (1 + math.exp(1.5))
@@ -46,7 +47,7 @@ def test_value_and_gradient_worked_out_by_hand():
 
 def test_label_smoothing_mixes_in_the_swapped_pair():
     pairs = batch([-1.0], [-4.0], ([-3.0], [-3.0]))
-    (term,) = Sigmoid()(pairs, SigmoidOptions(beta=0.5, label_smoothing=0.2)).terms
+    (term,) = Sigmoid()(pairs, SigmoidOptions(beta=0.5, label_smoothing=0.2), {}, {}).terms
     expected = 0.8 * math.log1p(math.exp(-1.5)) + 0.2 * math.log1p(math.exp(1.5))
     assert term.values.item() == pytest.approx(expected, abs=1e-6)
 
@@ -54,14 +55,15 @@ def test_label_smoothing_mixes_in_the_swapped_pair():
 def test_weight_multiplies_values():
     pairs = batch([-1.0, -1.0], [-4.0, -4.0], ([-3.0, -3.0], [-3.0, -3.0]))
     pairs.weight[1] = 0.25
-    (term,) = Sigmoid()(pairs, SigmoidOptions()).terms
+    (term,) = Sigmoid()(pairs, SigmoidOptions(), {}, {}).terms
     assert term.values[1].item() == pytest.approx(0.25 * term.values[0].item())
 
 
 def test_diagnostics():
     pairs = batch([-1.0, -6.0], [-4.0, -2.0], ([-3.0, -3.0], [-3.0, -3.0]))
     metrics = {
-        name: values.tolist() for name, values in Sigmoid()(pairs, SigmoidOptions(beta=0.5)).metrics.items()
+        name: values.tolist()
+        for name, values in Sigmoid()(pairs, SigmoidOptions(beta=0.5), {}, {}).metrics.items()
     }
     assert metrics == {
         "rewards/chosen": [1.0, -1.5],

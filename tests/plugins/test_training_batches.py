@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from array import array
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
@@ -14,10 +14,24 @@ from posttrain_plugins.training.batches import (
     Budget,
     DataOrder,
     StepSampler,
-    collate,
     cut,
-    predicted,
+    deal,
+    probe,
 )
+
+
+class Padded:
+    """Rows as long as the longest."""
+
+    def size(self, examples: Sequence[Example]) -> int:
+        return max((e.longest for e in examples), default=1) * sum(len(e.sequences) for e in examples)
+
+
+class Packed:
+    """No padding."""
+
+    def size(self, examples: Sequence[Example]) -> int:
+        return sum(e.size for e in examples)
 
 
 def example(row: int, *lengths: int, prompt: int = 1) -> Example:
@@ -69,7 +83,7 @@ def test_sampler_follows_the_epoch_it_is_told():
 )
 def test_cut_keeps_every_example_whole_and_stays_in_the_budget(lengths: list[tuple[int, int]], budget: int):
     examples = [example(row, *pair) for row, pair in enumerate(lengths)]
-    parts = cut(examples, Budget(budget))
+    parts = cut(examples, Padded(), Budget(budget))
     assert Counter(each.row for part in parts for each in part) == Counter(range(len(lengths)))
     for part in parts:
         padded = max(each.longest for each in part) * sum(len(each.sequences) for each in part)
@@ -78,44 +92,76 @@ def test_cut_keeps_every_example_whole_and_stays_in_the_budget(lengths: list[tup
 
 def test_cut_separates_lengths_that_would_mostly_be_padding():
     examples = [example(row, length) for row, length in enumerate([300, 10, 290, 12])]
-    assert [[each.longest for each in part] for part in cut(examples, Budget(10_000))] == [
+    assert [[each.longest for each in part] for part in cut(examples, Padded(), Budget(10_000))] == [
         [300, 290],
         [12, 10],
     ]
 
 
-def test_collate_pads_on_the_right_and_marks_what_predicts():
-    micro = collate([example(0, 3, prompt=2), example(1, 4, prompt=1)], pad=9, device=torch.device("cpu"))
-    assert micro.tokens.tolist() == [[5, 6, 7, 9], [5, 6, 7, 8]]
-    assert micro.real.tolist() == [[True, True, True, False], [True] * 4]
-    assert micro.predicting.tolist() == [[False, True, False, False], [True, True, True, False]]
-    assert micro.targets.tolist() == [7, 6, 7, 8]
-    assert micro.sequence.tolist() == [0, 1, 1, 1]
-
-
-@pytest.mark.parametrize("kind", [list, bytes, tuple, lambda flags: array("b", flags)])
-def test_supervision_may_come_in_any_sequence(kind):
-    flags = TokenSequence(array("i", [4, 5, 6, 7]), kind([0, 0, 1, 0]), "completion")
-    assert collate([Example(0, (flags,))], 0, torch.device("cpu")).targets.tolist() == [6]
-    assert flags.predicted == 1
-
-
-def test_the_first_token_is_never_a_target():
-    micro = collate([example(0, 3, prompt=0)], pad=0, device=torch.device("cpu"))
-    assert micro.targets.tolist() == [6, 7]
-
-
-def test_padding_equal_to_a_supervised_token_loses_nothing():
-    one = Example(0, (TokenSequence([4, 5, 2], [False, True, True], "completion"),))
-    two = Example(1, (TokenSequence([4, 5, 6, 7, 2], [False, True, True, True, True], "completion"),))
-    micro = collate([one, two], pad=2, device=torch.device("cpu"))
-    assert micro.targets.tolist() == [5, 2, 5, 6, 7, 2]
-    assert micro.real.sum(1).tolist() == [3, 5]
-
-
 def test_cut_bounds_the_supervised_tokens_too():
     examples = [example(row, 10, prompt=4) for row in range(7)] + [example(7, 40)]
-    parts = cut(examples, Budget(10_000, supervised=13))
+    parts = cut(examples, Padded(), Budget(10_000, supervised=13))
     assert [[each.row for each in part] for part in parts] == [[7], [0, 1], [2, 3], [4, 5], [6]]
-    assert all(sum(map(predicted, part)) <= 13 or len(part) == 1 for part in parts)
-    assert cut(examples, Budget(10_000, supervised=10_000)) == cut(examples, Budget(10_000))
+    assert all(sum(each.predicted for each in part) <= 13 or len(part) == 1 for part in parts)
+    assert cut(examples, Padded(), Budget(10_000, supervised=10_000)) == cut(
+        examples, Padded(), Budget(10_000)
+    )
+
+
+@given(
+    st.lists(st.integers(2, 300), min_size=1, max_size=20),
+    st.integers(1, 5),
+    st.integers(1, 700),
+    st.sampled_from([Padded(), Packed()]),
+)
+def test_every_rank_gets_as_many_micro_batches_and_no_example_is_lost(
+    lengths: list[int], ranks: int, budget: int, layout: Padded | Packed
+):
+    examples = [example(row, length) for row, length in enumerate(lengths)]
+    dealt = deal(examples, layout, Budget(budget), ranks)
+    assert all(len(parts) == ranks for parts in dealt.rounds)
+    assert [len(dealt.of(rank)) for rank in range(ranks)] == [len(dealt.rounds)] * ranks
+    assert sorted(each.row for each in dealt.examples) == list(range(len(lengths)))
+    assert all(layout.size(part) <= budget or len(part) == 1 for part in dealt.of(0) if part)
+    assert dealt.counts.tokens == sum(length - 1 for length in lengths)
+    assert (dealt.counts.sequences, dealt.counts.examples) == (len(lengths), len(lengths))
+
+
+def test_a_step_with_fewer_examples_than_ranks_leaves_some_without():
+    dealt = deal([example(0, 5)], Padded(), Budget(100), 3)
+    assert sorted(len(part) for part in dealt.rounds[0]) == [0, 0, 1]
+
+
+def test_a_step_of_one_micro_batch_is_split_about_evenly_among_ranks():
+    examples = [example(row, length) for row, length in enumerate([40, 30, 20, 10])]
+    (parts,) = deal(examples, Packed(), Budget(1000), 2).rounds
+    assert sorted(sum(each.size for each in part) for part in parts) == [40, 60]
+
+
+def test_the_deal_does_not_depend_on_the_order_of_the_examples():
+    examples = [example(row, length) for row, length in enumerate([40, 31, 22, 13, 9])]
+    one, other = (deal(each, Padded(), Budget(60), 2) for each in (examples, examples[::-1]))
+    rows = [[[e.row for e in part] for part in parts] for parts in one.rounds]
+    assert rows == [[[e.row for e in part] for part in parts] for parts in other.rounds]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=2, max_size=4))
+def test_the_prefix_is_what_all_sequences_share_with_a_token_left_for_each(tokens: list[list[int]]):
+    sequences = tuple(TokenSequence(each, [True] * len(each), "completion") for each in tokens)
+    found = Example(0, sequences).prefix
+    assert all(each[:found] == tokens[0][:found] for each in tokens)
+    assert all(len(each) > found for each in tokens)
+    longer = found + 1
+    assert any(len(each) <= longer or each[:longer] != tokens[0][:longer] for each in tokens)
+
+
+@given(st.lists(st.tuples(st.integers(2, 300), st.integers(1, 290)), min_size=1, max_size=6))
+def test_a_probe_is_short_and_has_something_to_predict_in_every_sequence(shapes: list[tuple[int, int]]):
+    examples = [
+        example(row, length, prompt=min(prompt, length - 1)) for row, (length, prompt) in enumerate(shapes)
+    ]
+    chosen = probe(examples)
+    assert 1 <= len(chosen) <= 2
+    assert all(each.longest <= 32 and each.sequences[0].predicted for each in chosen)
+    if len({each.longest for each in examples}) > 1:
+        assert len({each.longest for each in chosen}) == 2

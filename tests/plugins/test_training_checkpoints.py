@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain.errors import StoreError
+from posttrain_plugins.backends.single import Single
 from posttrain_plugins.training.checkpoints import (
     Checkpoints,
     damage,
@@ -150,7 +151,7 @@ def test_weights_hold_what_training_changes(tmp_path: Path):
     model[2].weight = model[0].weight
     model[0].bias.requires_grad_(False)
     path = tmp_path / "w.safetensors"
-    save_weights(path, model)
+    save_weights(path, Single().weights(model, trainable=True))
     assert "0.weight" in load_file(path) and "1.running_mean" in load_file(path)
     assert "0.bias" not in load_file(path) and "2.weight" not in load_file(path)
     before = model[0].weight.clone()
@@ -161,7 +162,7 @@ def test_weights_hold_what_training_changes(tmp_path: Path):
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path):
-    save_weights(tmp_path / "w.safetensors", torch.nn.Linear(2, 2))
+    save_weights(tmp_path / "w.safetensors", Single().weights(torch.nn.Linear(2, 2)))
     for other in (torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, bias=False)):
         with pytest.raises(StoreError, match="does not fit"):
             load_weights(tmp_path / "w.safetensors", other)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.training import completion_rows, context_for, model_artifact, train, weights
+from helpers.training import completion_rows, context_for, dataset_artifact, model_artifact, train, weights
 from pydantic import ValidationError
 
 from posttrain.artifacts.manifest import Artifact
@@ -19,15 +19,21 @@ from posttrain_plugins.training.options import Lora, TrainingOptions
 BASE: dict[str, Any] = {"max_steps": 3, "batch_size": 4, "learning_rate": 1e-2}
 LONG = {**BASE, "max_length": 14}
 LORA = {**BASE, "lora": {"r": 2}}
+RISING = {"max_steps": 6, "batch_size": 4, "learning_rate": 0.05, "lr_scheduler_type": "constant"}
+EVALUATED = {**RISING, "eval_steps": 1}
+BEST = {**EVALUATED, "load_best_model_at_end": True}
 
 CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "learning_rate": (BASE, 2e-2),
     "batch_size": (BASE, 5),
     "num_train_epochs": ({"batch_size": 4, "num_train_epochs": 1.0}, 1.5),
     "max_steps": (BASE, 4),
+    "learning_rate_groups": (BASE, {"mlp": 1e-3}),
     "lr_scheduler_type": (BASE, "cosine"),
+    "lr_scheduler_kwargs": ({**BASE, "lr_scheduler_type": "cosine"}, {"num_cycles": 1}),
     "warmup_steps": (BASE, 1),
     "optim": (BASE, "sgd"),
+    "optim_args": ({**BASE, "optim": "sgd"}, {"momentum": 0.9}),
     "weight_decay": (BASE, 0.5),
     "adam_beta1": (BASE, 0.5),
     "adam_beta2": (BASE, 0.9),
@@ -39,7 +45,19 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "shuffle": (BASE, False),
     "seed": (BASE, 1),
     "bf16": (BASE, True),
+    "fp16": (BASE, True),
     "lora": (BASE, {"r": 2}),
+    "peft": (BASE, {"method": "ia3"}),
+    "quantization": (LORA, {}),
+}
+EVALUATION_CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "eval_steps": (RISING, 2),
+    "eval_on_start": (RISING, True),
+    "metric_for_best_model": ({**BEST, "greater_is_better": False}, "eval/entropy"),
+    "greater_is_better": (BEST, True),
+    "load_best_model_at_end": (EVALUATED, True),
+    "early_stopping_patience": (EVALUATED, 1),
+    "early_stopping_threshold": ({**EVALUATED, "early_stopping_patience": 1}, 50.0),
 }
 LORA_CHANGES: dict[str, Any] = {
     "r": 3,
@@ -48,12 +66,29 @@ LORA_CHANGES: dict[str, Any] = {
     "target_modules": ["q_proj"],
     "rslora": True,
     "dora": True,
+    "exclude_modules": ["q_proj"],
+    "modules_to_save": ["norm"],
+    "layers_to_transform": [1],
+    "init": "gaussian",
+    "pissa_niter": 1,
+    "bias": "all",
+    "trainable_tokens": ["a"],
 }
+LORA_BASES: dict[str, dict[str, Any]] = {
+    "layers_to_transform": {"target_modules": ["q_proj", "v_proj"]},
+    "pissa_niter": {"init": "pissa"},
+}
+"""What an option of LoRA needs beside."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return model_artifact(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return model_artifact(tmp_path_factory.mktemp("biased"), attention_bias=True)
 
 
 def trained(directory: Path, model: Artifact, options: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -81,14 +116,43 @@ def test_an_option_changes_the_result(
     assert not same(trained(tmp_path / "changed", model, {**base, name: value}), results[repr(base)])
 
 
+@pytest.mark.parametrize("name", EVALUATION_CHANGES)
+def test_an_option_of_evaluation_changes_what_is_put_out_or_shown(
+    tmp_path: Path, model: Artifact, results: dict[str, Any], name: str
+):
+    base, value = EVALUATION_CHANGES[name]
+    if f"eval {base!r}" not in results:
+        results[f"eval {base!r}"] = evaluated(tmp_path / "base", model, base)
+    (expected, shown), (found, seen) = (
+        results[f"eval {base!r}"],
+        evaluated(tmp_path / "changed", model, {**base, name: value}),
+    )
+    assert not same(found, expected) or seen != shown
+
+
+def evaluated(directory: Path, model: Artifact, options: dict[str, Any]) -> tuple[Any, dict[int, float]]:
+    """Train on one answer and evaluate on another: after some steps the loss of that one rises."""
+    rows = [{"prompt": "q", "completion": "yes" + " yes" * n} for n in range(2)]
+    context = context_for(directory, "train.sft", model, rows, "prompt_completion", **options)
+    held_out = [{"prompt": "q", "completion": "yes no"}]
+    data = dataset_artifact(directory / "held-out", held_out, "prompt_completion")
+    context.inputs = {**context.inputs, "eval": [data]}
+    train(context)
+    seen = {
+        step: values["eval/loss"] for step, values in context.seen_metrics.items() if "eval/loss" in values
+    }
+    return weights(directory / "out-model"), seen
+
+
 @pytest.mark.parametrize("name", LORA_CHANGES)
 def test_a_lora_option_changes_the_result(
-    tmp_path: Path, model: Artifact, results: dict[str, dict[str, torch.Tensor]], name: str
+    tmp_path: Path, biased: Artifact, results: dict[str, dict[str, torch.Tensor]], name: str
 ):
-    if "lora" not in results:
-        results["lora"] = trained(tmp_path / "base", model, LORA)
-    changed = {**LORA, "lora": {**LORA["lora"], name: LORA_CHANGES[name]}}
-    assert not same(trained(tmp_path / "changed", model, changed), results["lora"])
+    base = {**LORA, "lora": {**LORA["lora"], **LORA_BASES.get(name, {})}}
+    if repr(base) not in results:
+        results[repr(base)] = trained(tmp_path / "base", biased, base)
+    changed = {**base, "lora": {**base["lora"], name: LORA_CHANGES[name]}}
+    assert not same(trained(tmp_path / "changed", biased, changed), results[repr(base)])
 
 
 def volatile() -> set[str]:
@@ -97,7 +161,8 @@ def volatile() -> set[str]:
 
 
 def test_every_option_is_covered_here():
-    assert set(CHANGES) | volatile() == set(TrainingOptions.model_fields)
+    covered = [*CHANGES, *EVALUATION_CHANGES, *volatile()]
+    assert sorted(covered) == sorted(TrainingOptions.model_fields)
     assert set(LORA_CHANGES) == set(Lora.model_fields)
     assert all(field.description for field in {**TrainingOptions.model_fields, **Lora.model_fields}.values())
 

@@ -222,7 +222,7 @@ def test_resuming_reads_the_optimizers_state_once(
     plain = checkpoints._tensors
     monkeypatch.setattr(checkpoints, "_tensors", lambda path: (read.append(path.stem), plain(path))[1])
     train(sft(tmp_path, model))
-    assert sorted(read) == ["progress", "state", "weights"]
+    assert (read.count("state"), read.count("weights")) == (1, 1)
 
 
 def test_the_reference_is_kept_and_a_damaged_one_is_computed_again(
@@ -248,3 +248,24 @@ def test_the_caller_keeps_its_settings(tmp_path: Path, model: Artifact):
     before = torch.are_deterministic_algorithms_enabled()
     train(sft(tmp_path, model))
     assert torch.are_deterministic_algorithms_enabled() is before
+
+
+@pytest.mark.parametrize("make", [sft, dpo])
+def test_a_resume_with_another_budget_and_layout_ends_at_the_same_weights(tmp_path: Path, make: Any):
+    """Without dropout the cut changes rounding alone."""
+    plain = model_artifact(tmp_path / "plain")
+    options = {"optim": "sgd", "learning_rate": 0.3, "layout": "padded", "micro_batch_tokens": 4096}
+    train(make(tmp_path / "whole", plain, **options))
+    first = make(tmp_path / "parts", plain, **options)
+    first.stop_at = 4
+    with pytest.raises(Interrupted):
+        train(first)
+    train(make(tmp_path / "parts", plain, **{**options, "layout": "packed", "micro_batch_tokens": 16}))
+    start, a, b = (
+        weights(plain.path),
+        *(weights(tmp_path / each / "out-model") for each in ("whole", "parts")),
+    )
+    largest = max(float((a[name] - start[name]).abs().max()) for name in a)
+    ulp = torch.finfo(torch.float32).eps
+    for name, value in a.items():
+        assert float((value - b[name]).abs().max()) <= 2e-6 * largest + ulp * float(value.abs().max())

@@ -400,6 +400,7 @@ def test_ports():
     assert [(port.name, port.formats, port.training) for port in Dpo.inputs] == [
         ("model", frozenset(), False),
         ("data", frozenset({"preference"}), True),
+        ("eval", frozenset({"preference"}), False),
     ]
     assert Sft().outputs(SftOptions(lora={}))[0].kinds == {Kind.ADAPTER}
     assert Sft().outputs(SftOptions())[0].kinds == {Kind.MODEL, Kind.ADAPTER}

@@ -1,185 +1,165 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from helpers.contexts import catalogue
-from helpers.models import char_tokenizer, tiny_llama
-from helpers.training import ROWS, TRAININGS, format_of
+from helpers.losses import KINDS, REDUCTIONS, Baseline
+from helpers.stepping import (
+    ALL,
+    assert_same,
+    encoder,
+    examples,
+    gradient,
+    on_threads,
+    stepper,
+)
 
-from posttrain.contracts.component import Component, NoOptions
-from posttrain.contracts.loss import LossOutput, PreferenceBatch, Reduction, Term, TokenBatch
-from posttrain.contracts.registration import Group
+from posttrain.contracts.component import NoOptions
+from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, Term, TokenBatch
+from posttrain.contracts.reduction import (
+    EXAMPLE_MEAN,
+    MEAN_OF_SEQUENCE_MEANS,
+    SEQUENCE_MEAN,
+    TOKEN_MEAN,
+    Constant,
+    Reduction,
+)
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
 from posttrain.errors import StageError
 from posttrain_plugins.losses.sigmoid import Sigmoid
-from posttrain_plugins.templates.encoder import Encoder
-from posttrain_plugins.training import head as heads
-from posttrain_plugins.training.head import full_logits, selected_logits
-from posttrain_plugins.training.step import Averages, Stepper
+from posttrain_plugins.training.batches import Budget
+from posttrain_plugins.training.layouts import LAYOUTS
+
+EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
+EVERY_TRAINING = pytest.mark.parametrize(("uses", "loss"), ALL)
 
 
-@lru_cache(maxsize=1)
-def encoder() -> Encoder:
-    with TemporaryDirectory() as directory:
-        char_tokenizer(Path(directory))
-        return Encoder.open(Path(directory))
-
-
-def examples(uses: str, count: int = 7) -> list[Example]:
-    """Examples of ragged lengths and weights, made by the trainer itself from rows of its format."""
-    format, trainer = format_of(uses), catalogue().stage(uses)
-    made = [trainer.example(row, i, encoder(), format) for i, row in enumerate(ROWS[format](count))]
-    return [replace(each, weight=0.5 + each.row % 3) for each in made]
-
-
-def stepper(uses: str, loss: str, budget: int = 10_000, **more: Any) -> Stepper:
-    plugin = more.pop("plugin", None) or catalogue().make(Group.LOSS, loss)
-    trainer = catalogue().stage(uses)
-    made = Stepper(
-        tiny_llama(encoder().vocabulary).train(),
-        trainer,
-        Component(loss, plugin, plugin.config()),
-        0,
-        budget,
-        **more,
-    )
-    if plugin.needs_reference:
-        width = len(examples(uses, 1)[0].sequences)
-        made.reference = {row: -torch.arange(1.0, width + 1) * (row + 9) for row in range(100)}
-    return made
-
-
-def gradient(made: Stepper, rows: Sequence[Example]) -> tuple[float, dict[str, float], list[torch.Tensor]]:
-    made.model.zero_grad()
-    result = made.backward(rows)
-    return result.loss, dict(result.metrics), [p.grad.clone() for p in made.model.parameters()]
-
-
-def assert_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    largest = max(float(tensor.abs().max()) for tensor in expected)
-    gap = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
-    assert gap <= 2e-6 * largest
-
-
-@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
-@pytest.mark.parametrize("budget", [1, 60, 150])
-def test_cutting_the_step_changes_neither_loss_nor_metrics_nor_gradient(uses: str, loss: str, budget: int):
+@EVERY_TRAINING
+@EVERY_LAYOUT
+@pytest.mark.parametrize("tokens", [1, 60, 150])
+def test_neither_cut_nor_layout_changes_loss_metrics_or_gradient(
+    uses: str, loss: str, layout: str, tokens: int
+):
     rows = examples(uses)
     whole, metrics, expected = gradient(stepper(uses, loss), rows)
-    cut, cut_metrics, found = gradient(stepper(uses, loss, budget), rows)
+    cut, cut_metrics, found = gradient(stepper(uses, loss, tokens, layout), rows)
     assert cut == pytest.approx(whole, rel=1e-6)
     assert cut_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
-@pytest.mark.parametrize("head", [selected_logits, full_logits])
-def test_bounding_the_logits_changes_no_gradient(
-    monkeypatch: pytest.MonkeyPatch, uses: str, loss: str, head: Any
-):
-    rows = examples(uses)
-    _, _, expected = gradient(stepper(uses, loss, head=head), rows)
-    made, held = stepper(uses, loss, head=head), []
-    made.model.lm_head.register_forward_hook(lambda module, inputs, output: held.append(output.numel()))
-    largest = max(sum(len(each.tokens) for each in row.sequences) for row in rows)
-    limit = 2 * largest * encoder().vocabulary
-    monkeypatch.setattr(heads, "LOGITS", limit)
-    assert_same(gradient(made, rows)[2], expected)
-    assert len(held) > 1 and max(held) <= limit
-
-
-@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
-def test_logits_that_fit_are_not_cut(uses: str, loss: str):
-    made = stepper(uses, loss)
-    assert len(list(made.micro_batches(examples(uses)))) == 1
-
-
-@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
-def test_masked_positions_have_no_gradient(uses: str, loss: str):
-    made, seen = stepper(uses, loss, head=full_logits), []
-
-    def keep(module: Any, inputs: Any, output: torch.Tensor) -> None:
-        output.retain_grad()
-        seen.append(output)
-
-    made.model.lm_head.register_forward_hook(keep)
-    rows = examples(uses)
-    made.backward(rows)
-    for logits, micro in zip(seen, made.micro_batches(rows), strict=True):
-        moved = logits.grad.abs().sum(-1) > 0
-        assert not bool(moved[~micro.predicting].any())
-        assert bool(moved[micro.predicting].any())
-
-
-@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
-def test_the_order_of_rows_changes_nothing(uses: str, loss: str):
+@EVERY_TRAINING
+def test_bounding_the_supervised_tokens_changes_no_gradient(uses: str, loss: str):
     rows = examples(uses)
     _, _, expected = gradient(stepper(uses, loss), rows)
-    _, _, found = gradient(stepper(uses, loss), rows[::-1])
+    made = stepper(uses, loss)
+    made.budget = Budget(10_000, max(row.predicted for row in rows))
+    assert_same(gradient(made, rows)[2], expected)
+    assert len(list(made.micro_batches(rows))) > 1
+
+
+@EVERY_TRAINING
+def test_what_fits_is_not_cut(uses: str, loss: str):
+    assert len(list(stepper(uses, loss).micro_batches(examples(uses)))) == 1
+
+
+@EVERY_TRAINING
+@EVERY_LAYOUT
+def test_the_order_of_rows_changes_nothing(uses: str, loss: str, layout: str):
+    rows = examples(uses)
+    _, _, expected = gradient(stepper(uses, loss, layout=layout), rows)
+    _, _, found = gradient(stepper(uses, loss, 80, layout), rows[::-1])
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
-def test_padding_changes_nothing(uses: str, loss: str):
+@EVERY_TRAINING
+@EVERY_LAYOUT
+def test_padding_changes_nothing(uses: str, loss: str, layout: str):
     rows = examples(uses)
     _, _, expected = gradient(stepper(uses, loss), rows)
-    other = stepper(uses, loss)
+    other = stepper(uses, loss, layout=layout)
     other.pad = 17
     assert_same(gradient(other, rows)[2], expected)
     lengthened = [replace(row, sequences=tuple(_with_tail(each) for each in row.sequences)) for row in rows]
-    assert_same(gradient(stepper(uses, loss), lengthened)[2], expected)
+    assert_same(gradient(stepper(uses, loss, layout=layout), lengthened)[2], expected)
 
 
 def _with_tail(each: TokenSequence) -> TokenSequence:
     return TokenSequence([*each.tokens, 8, 8, 8], [*each.supervised, False, False, False], each.role)
 
 
-@pytest.mark.parametrize(("uses", "loss"), TRAININGS)
-def test_the_fast_head_has_the_gradient_of_the_plain_one(uses: str, loss: str):
-    rows = examples(uses)
-    _, _, expected = gradient(stepper(uses, loss, head=full_logits), rows)
-    assert_same(gradient(stepper(uses, loss, head=selected_logits), rows)[2], expected)
+@EVERY_TRAINING
+def test_unsupervised_positions_have_no_gradient(uses: str, loss: str):
+    """A token that nobody predicts and that is in no context of a supervised one may be any other."""
+    rows, made = examples(uses), stepper(uses, loss)
+    tailed = [replace(row, sequences=tuple(_with_tail(each) for each in row.sequences)) for row in rows]
+    _, _, expected = gradient(made, tailed)
+    other = [
+        replace(
+            row,
+            sequences=tuple(
+                TokenSequence([*each.tokens[:-3], 9, 10, 11], each.supervised, each.role)
+                for each in row.sequences
+            ),
+        )
+        for row in tailed
+    ]
+    assert_same(gradient(stepper(uses, loss), other)[2], expected)
 
 
-def test_the_token_mean_is_taken_over_the_whole_step():
-    """Against one sequence at a time through plain logits, divided once at the end."""
+@EVERY_TRAINING
+def test_evaluation_tells_what_the_step_would_come_to_and_changes_nothing(uses: str, loss: str):
+    rows, made = examples(uses), stepper(uses, loss, 70)
+    made.model.zero_grad()
+    before = made.state
+    found = made.evaluate(rows)
+    assert all(p.grad is None for p in made.model.parameters())
+    assert made.state is before
+    if not KINDS.get(loss, Loss()).begin(NoOptions()):
+        assert found.loss == pytest.approx(made.backward(rows).loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=str)
+def test_the_reduction_is_taken_over_the_whole_step(reduction: Reduction):
+    """Against one sequence at a time through plain logits, reduced once at the end."""
     rows = examples("train.sft")
-    made = stepper("train.sft", "nll", budget=60)
+    made = stepper("train.sft", f"reduced-{reduction}", 60)
     loss, _, found = gradient(made, rows)
     made.model.zero_grad()
-    total, tokens = torch.zeros(()), 0
+    sums, means, tokens = [], [], 0
     for row in rows:
         (each,) = row.sequences
         logp = made.model(torch.tensor([each.tokens])).logits[0].log_softmax(-1)
         kept = [i for i in range(1, len(each.tokens)) if each.supervised[i]]
-        total = total - row.weight * sum(logp[i - 1, each.tokens[i]] for i in kept)
+        sums.append(-row.weight * sum(logp[i - 1, each.tokens[i]] for i in kept))
+        means.append(sums[-1] / len(kept))
         tokens += len(kept)
-    mean = total / tokens
-    mean.backward()
-    assert loss == pytest.approx(mean.item(), rel=1e-6)
+    expected = {
+        TOKEN_MEAN: sum(sums) / tokens,
+        SEQUENCE_MEAN: sum(sums) / len(rows),
+        EXAMPLE_MEAN: sum(sums) / len(rows),
+        MEAN_OF_SEQUENCE_MEANS: sum(means) / len(rows),
+    }.get(reduction, sum(sums) / 50)
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
     assert_same(found, [p.grad for p in made.model.parameters()])
 
 
-class Values:
-    """A loss with fixed values by token, so that the reduction can be worked out by hand."""
+class Values(Loss):
+    """Fixed values by token, so that the reduction can be worked out by hand."""
 
-    config = NoOptions
-    needs_reference = False
+    family = Family.TOKEN
 
     def __init__(self, reduction: Reduction, weight: float = 1.0) -> None:
         self.reduction, self.weight = reduction, weight
 
-    def __call__(self, batch: TokenBatch, config: Any) -> LossOutput:
+    def __call__(self, batch: TokenBatch, config: Any, stats: Any, state: Any) -> LossOutput:
         values = batch.logp * 0 + batch.example.new_tensor([1.0, 3.0, 6.0])[: len(batch.logp)]
-        if self.reduction is Reduction.SEQUENCE_MEAN:
+        if self.reduction is EXAMPLE_MEAN:
             values = values.new_zeros(len(batch.weight.unique())).index_add(0, batch.example, values)
         return LossOutput([Term(values, self.reduction, self.weight)], {"value": values.detach()})
 
@@ -195,10 +175,14 @@ def two_rows() -> list[Example]:
 @pytest.mark.parametrize(
     ("reduction", "weight", "expected"),
     [
-        (Reduction.TOKEN_MEAN, 1.0, 10 / 3),
-        (Reduction.TOKEN_MEAN, 0.5, 5 / 3),
-        (Reduction.SEQUENCE_MEAN, 1.0, 5.0),
+        (TOKEN_MEAN, 1.0, 10 / 3),
+        (TOKEN_MEAN, 0.5, 5 / 3),
+        (SEQUENCE_MEAN, 1.0, 5.0),
+        (EXAMPLE_MEAN, 1.0, 5.0),
+        (MEAN_OF_SEQUENCE_MEANS, 1.0, 4.0),
+        (Constant(20), 1.0, 0.5),
     ],
+    ids=str,
 )
 def test_reductions_worked_out_by_hand(reduction: Reduction, weight: float, expected: float):
     made = stepper("train.sft", "values", plugin=Values(reduction, weight))
@@ -207,11 +191,11 @@ def test_reductions_worked_out_by_hand(reduction: Reduction, weight: float, expe
 
 def test_terms_add_up():
     class Two(Values):
-        def __call__(self, batch: TokenBatch, config: Any) -> LossOutput:
-            first = super().__call__(batch, config).terms[0]
-            return LossOutput([first, Term(first.values, Reduction.TOKEN_MEAN, 0.1)])
+        def __call__(self, batch: TokenBatch, config: Any, stats: Any, state: Any) -> LossOutput:
+            first = super().__call__(batch, config, stats, state).terms[0]
+            return LossOutput([first, Term(first.values, TOKEN_MEAN, 0.1)])
 
-    made = stepper("train.sft", "two", plugin=Two(Reduction.TOKEN_MEAN))
+    made = stepper("train.sft", "two", plugin=Two(TOKEN_MEAN))
     assert made.backward(two_rows()).loss == pytest.approx(11 / 3)
 
 
@@ -219,53 +203,56 @@ def test_terms_add_up():
     ("terms", "message"),
     [
         (lambda logp: [], "no terms"),
-        (lambda logp: [Term(logp.detach(), Reduction.TOKEN_MEAN)], "no gradient"),
-        (lambda logp: [Term(logp.sum(), Reduction.TOKEN_MEAN)], "do not fit its reduction"),
-        (lambda logp: [Term(logp[None], Reduction.TOKEN_MEAN)], "do not fit its reduction"),
-        (lambda logp: [Term(logp, Reduction.SEQUENCE_MEAN)], "do not fit its reduction"),
+        (lambda logp: [Term(logp.detach(), TOKEN_MEAN)], "no gradient"),
+        (lambda logp: [Term(logp.sum(), TOKEN_MEAN)], "do not fit its reduction"),
+        (lambda logp: [Term(logp[None], TOKEN_MEAN)], "do not fit its reduction"),
+        (lambda logp: [Term(logp[:1], MEAN_OF_SEQUENCE_MEANS)], "do not fit its reduction"),
+        (lambda logp: [Term(logp[:1], SEQUENCE_MEAN)], "3 tokens or 2 sequences, for sequence_mean"),
     ],
 )
 def test_a_wrong_loss_is_named(terms: Any, message: str):
     class Wrong(Values):
-        def __call__(self, batch: TokenBatch, config: Any) -> LossOutput:
+        def __call__(self, batch: TokenBatch, config: Any, stats: Any, state: Any) -> LossOutput:
             return LossOutput(terms(batch.logp))
 
-    with pytest.raises(StageError, match=message) as caught:
-        stepper("train.sft", "wrong", plugin=Wrong(Reduction.TOKEN_MEAN)).backward(two_rows())
+    with pytest.raises(StageError) as caught:
+        stepper("train.sft", "wrong", plugin=Wrong(TOKEN_MEAN)).backward(two_rows())
+    assert message in str(caught.value)
     assert "loss `wrong`" in caught.value.where
 
 
-def test_averages_leave_out_what_is_not_finite():
-    averages = Averages()
-    averages.add({"a": torch.tensor([0.2, math.nan]), "b": torch.tensor([math.nan])})
-    averages.add({"a": torch.tensor([0.6])})
-    assert averages.means() == {"a": pytest.approx(0.4)}
+def test_metrics_leave_out_what_is_not_finite():
+    class Odd(Values):
+        def __call__(self, batch: TokenBatch, config: Any, stats: Any, state: Any) -> LossOutput:
+            output = super().__call__(batch, config, stats, state)
+            return LossOutput(
+                output.terms, {"a": torch.tensor([0.2, math.nan, 0.6]), "b": torch.tensor([math.inf])}
+            )
+
+    found = stepper("train.sft", "odd", plugin=Odd(TOKEN_MEAN)).backward(two_rows()).metrics
+    assert found == {"a": pytest.approx(0.4)}
 
 
 def test_a_pair_stays_in_one_micro_batch_and_finds_its_own_reference():
     seen: list[PreferenceBatch] = []
 
     class Spy(Sigmoid):
-        def __call__(self, batch: PreferenceBatch, config: Any) -> LossOutput:
+        def __call__(self, batch: PreferenceBatch, config: Any, stats: Any, state: Any) -> LossOutput:
             seen.append(batch)
-            return super().__call__(batch, config)
+            return super().__call__(batch, config, stats, state)
 
-    made = stepper("train.dpo", "spy", budget=1, plugin=Spy())
+    made = stepper("train.dpo", "spy", 1, plugin=Spy())
     made.backward(examples("train.dpo", 3))
     assert [len(batch.chosen) for batch in seen] == [1, 1, 1]
     references = sorted((-float(batch.reference_chosen), -float(batch.reference_rejected)) for batch in seen)
     assert references == [(9.0, 18.0), (10.0, 20.0), (11.0, 22.0)]
 
 
-def test_the_gap_to_the_reference_is_the_largest_by_token():
-    made = stepper("train.dpo", "sigmoid")
+@EVERY_LAYOUT
+def test_the_gap_to_the_reference_is_the_largest_by_token(layout: str):
+    made = stepper("train.dpo", "sigmoid", layout=layout)
     rows = examples("train.dpo", 2)
-    with torch.no_grad():
-        made.reference = {
-            row: made.score(micro).totals(made.score(micro).logp)[i]
-            for micro in made.micro_batches(rows)
-            for i, row in enumerate(each.row for each in micro.examples)
-        }
+    made.reference = made.totals(rows, lambda done: None)
     assert made.backward(rows).gap < 1e-6
     made.reference[1] = made.reference[1] + torch.tensor([0.0, 3.0])
     tokens = rows[1].sequences[1].predicted
@@ -280,17 +267,213 @@ def test_totals_group_sequences_by_example():
         entropy=torch.zeros(5),
         top1=torch.zeros(5, dtype=torch.bool),
         sequence=torch.tensor([0, 0, 1, 2, 3]),
+        lengths=torch.tensor([2, 1, 1, 1]),
         weight=torch.ones(2),
     )
     assert scores.totals(scores.logp).tolist() == [[3.0, 4.0], [8.0, 16.0]]
 
 
-def test_only_supervised_positions_reach_the_head():
-    made = stepper("train.sft", "nll")
+def test_sums_over_the_step_are_known_before_the_loss_is_called():
+    seen: list[tuple[float, int]] = []
+
+    class Spy(Baseline):
+        def __call__(self, batch: PreferenceBatch, config: Any, stats: Any, state: Any) -> LossOutput:
+            seen.append((float(stats["rewards"]), int(stats["sides"])))
+            return super().__call__(batch, config, stats, state)
+
+    made = stepper("train.dpo", "spy", 1, plugin=Spy())
+    rows = examples("train.dpo", 3)
+    policy = made.totals(rows, lambda done: None)
+    made.backward(rows)
+    rewards = sum(float((policy[row.row] - made.reference[row.row]).sum()) for row in rows)
+    assert seen == [(pytest.approx(rewards, rel=1e-5), 6)] * 3
+
+
+@EVERY_TRAINING
+@pytest.mark.parametrize("count", [1, 4])
+def test_ranks_share_a_step_even_where_one_has_no_example(uses: str, loss: str, count: int):
+    """Their mean gradient, loss, metrics and state are those of one process."""
+    rows, alone = examples(uses, count), stepper(uses, loss)
+    whole, metrics, expected = gradient(alone, rows)
+    steppers = [stepper(uses, loss, 60) for _ in range(3)]
+
+    def work(rank: Any) -> Any:
+        made = steppers[rank.rank]
+        made.parallel = rank
+        return gradient(made, rows)
+
+    found = on_threads(3, work)
+    for share, told, _ in found:
+        assert share == pytest.approx(whole, rel=1e-6)
+        assert told == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+    for made in steppers:
+        assert made.state == pytest.approx(dict(alone.state), rel=1e-5)
+    assert_same([sum(each) / 3 for each in zip(*(grads for *_, grads in found), strict=True)], expected)
+
+
+def test_what_is_measured_has_one_shape_on_all_ranks():
+    class Ragged(Baseline):
+        def measure(self, batch: PreferenceBatch, config: Any, state: Any) -> Any:
+            return {"rewards": batch.chosen}
+
+    rows, steppers = examples("train.dpo", 3), [stepper("train.dpo", "x", plugin=Ragged()) for _ in range(2)]
+
+    def work(rank: Any) -> Any:
+        steppers[rank.rank].parallel = rank
+        return steppers[rank.rank].backward(rows)
+
+    with pytest.raises(StageError, match="the same shape in every part"):
+        on_threads(2, work)
+
+
+def test_losses_of_both_signs_that_are_infinite_are_no_number():
+    class Infinite(Values):
+        def __call__(self, batch: TokenBatch, config: Any, stats: Any, state: Any) -> LossOutput:
+            sign = 1 if batch.weight[0] == 2.0 else -1
+            return LossOutput([Term(batch.logp * 0 + sign * math.inf, TOKEN_MEAN)])
+
+    steppers = [stepper("train.sft", "infinite", 1, plugin=Infinite(TOKEN_MEAN)) for _ in range(2)]
+
+    def work(rank: Any) -> Any:
+        steppers[rank.rank].parallel = rank
+        return steppers[rank.rank].backward(two_rows())
+
+    for found in on_threads(2, work):
+        assert math.isnan(found.loss) and found.suspects == [0, 1]
+
+
+def test_the_state_advances_once_a_step_with_the_sums_of_that_step():
+    made = stepper("train.dpo", "running-mean", 1)
+    rows = examples("train.dpo", 3)
+    assert made.state == {"mean": 0.0, "steps": 0}
+    made.backward(rows)
+    first = made.state
+    made.backward(rows)
+    assert (first["steps"], made.state["steps"]) == (1, 2)
+    assert made.state["mean"] == pytest.approx(first["mean"], rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["surprising", "centred"])
+def test_a_second_pass_draws_the_same_dropout_masks(loss: str):
+    """With other masks the scores of the passes differ, and so would what is measured and what is learned."""
+    rows = examples("train.sft")
+    made = stepper("train.sft", loss, 60, attention_dropout=0.3)
+    drawn: list[list[float]] = []
+    forward = made.score
+
+    def spy(micro: Any) -> Scores:
+        scores = forward(micro)
+        drawn.append(scores.logp.tolist())
+        return scores
+
+    made.score = spy
+    torch.manual_seed(3)
+    made.backward(rows)
+    after = torch.rand(1)
+    half = len(drawn) // 2
+    assert half > 1 and drawn[:half] == drawn[half:]
+    assert drawn[0] != stepper("train.sft", loss, 60).score(next(made.micro_batches(rows))).logp.tolist()
+    made.score = forward
+    torch.manual_seed(3)
+    made.backward(rows)
+    assert torch.rand(1) == after
+
+
+@EVERY_LAYOUT
+def test_only_supervised_positions_reach_the_head(layout: str):
+    made = stepper("train.sft", "nll", layout=layout)
     seen: list[int] = []
-    made.model.lm_head.register_forward_hook(
-        lambda module, inputs, output: seen.append(output.numel() // output.shape[-1])
-    )
+    made.model.lm_head.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     rows = examples("train.sft")
     made.backward(rows)
-    assert sum(seen) == sum(each.predicted for row in rows for each in row.sequences)
+    assert sum(seen) == sum(row.predicted for row in rows)
+
+
+def test_rows_of_a_micro_batch_that_is_not_finite_are_named():
+    class Broken(Values):
+        def __call__(self, batch: TokenBatch, config: Any, stats: Any, state: Any) -> LossOutput:
+            values = -batch.logp * torch.where(batch.weight == 2.0, math.nan, 1.0)
+            return LossOutput([Term(values, TOKEN_MEAN)])
+
+    found = stepper("train.sft", "broken", 1, plugin=Broken(TOKEN_MEAN)).backward(two_rows())
+    assert math.isnan(found.loss)
+    assert found.suspects == [1]
+
+
+class _Full:
+    """Memory for micro-batches up to a size."""
+
+    def __init__(self, made: Any, error: BaseException, tokens: int) -> None:
+        self.score, self.error, self.tokens = made.score, error, tokens
+        self.failed: list[int] = []
+
+    def __call__(self, micro: Any) -> Scores:
+        if micro.tokens.numel() > self.tokens:
+            self.failed.append(micro.tokens.numel())
+            raise self.error
+        return self.score(micro)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@EVERY_TRAINING
+def test_a_step_that_runs_out_of_memory_is_done_again_with_half_the_budget(
+    uses: str, loss: str, error: BaseException
+):
+    rows, told = examples(uses), []
+    _, _, expected = gradient(stepper(uses, loss), rows)
+    made = stepper(uses, loss, 512)
+    made.smaller = told.append
+    made.score = _Full(made, error, max(made.layout.size([row]) for row in rows))
+    assert_same(gradient(made, rows)[2], expected)
+    assert told and made.budget == told[-1]
+    tried = [512, *(budget.tokens for budget in told)]
+    assert all(later <= earlier // 2 for earlier, later in pairwise(tried))
+    assert all(later < earlier for earlier, later in pairwise(made.score.failed)), "each trial is another one"
+    once = stepper(uses, loss)
+    once.backward(rows)
+    assert made.state == {name: pytest.approx(value, rel=1e-5) for name, value in once.state.items()}
+
+
+def test_an_example_that_does_not_fit_ends_with_an_error():
+    made = stepper("train.sft", "nll", 8)
+    made.score = _Full(made, MemoryError(), 0)
+    with pytest.raises(StageError, match="memory ran out"):
+        made.backward(examples("train.sft"))
+    assert made.budget.tokens == 1
+
+
+def test_another_error_is_no_lack_of_memory():
+    made = stepper("train.sft", "nll")
+    made.score = _Full(made, RuntimeError("a wrong shape"), 0)
+    with pytest.raises(RuntimeError, match="a wrong shape"):
+        made.backward(examples("train.sft"))
+
+
+def test_what_is_kept_of_a_step_holds_no_graph():
+    """The number of living tensors does not grow with the steps."""
+    import gc
+
+    made, rows = stepper("train.dpo", "running-mean"), examples("train.dpo", 3)
+
+    def living() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    for _ in range(3):
+        gradient(made, rows)
+    before = living()
+    for _ in range(10):
+        gradient(made, rows)
+    assert living() == before
+
+
+def test_the_vocabulary_is_that_of_the_encoder():
+    assert stepper("train.sft", "nll").model.config.vocab_size == encoder().vocabulary

@@ -1,10 +1,8 @@
 """The loss contract: a pure function from a family's batch to unreduced terms.
 
-    terms(batch, config) -> list[Term]
-
-`values` are 1-D and unreduced, one per token or one per sequence (pair). The loop reduces once, over the
-whole optimizer step and all its micro-batches, as `reduction` says. So no loss sees padding, accumulation or
-ranks.
+`values` are 1-D and unreduced, one per token, per sequence or per example. The loop reduces once, over the whole
+optimizer step, all its micro-batches and all ranks, as the term's `reduction` says. So no loss sees padding,
+accumulation, packing or ranks.
 """
 
 from __future__ import annotations
@@ -12,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.contracts.component import Config, NoOptions
+from posttrain.contracts.reduction import Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,14 +26,28 @@ class Family(StrEnum):
     PREFERENCE = "preference"
 
 
-class Reduction(StrEnum):
-    """How the loop reduces a term's values over the optimizer step.
+class Need(StrEnum):
+    """What a loss must be given beside log-probs; what nobody needs is not computed.
 
-    TOKEN_MEAN divides their sum by the number of supervised tokens, SEQUENCE_MEAN by the number of examples.
+    REFERENCE: Σ log π_ref of each sequence. ENTROPY: the policy's entropy at each token, with gradient.
+    SQUARES: Σ_v π(v)² at each token, with gradient.
     """
 
-    TOKEN_MEAN = "token_mean"
-    SEQUENCE_MEAN = "sequence_mean"
+    REFERENCE = "reference"
+    ENTROPY = "entropy"
+    SQUARES = "squares"
+
+
+class Scope(StrEnum):
+    """What one call of a loss sees.
+
+    MICRO_BATCH: any part of the step; each value depends on its own example (and on `stats` and `state`).
+    STEP: all of the step on all ranks, for losses whose values mix examples (a sort, a ranking). It costs a
+    second forward pass, and is exact for every cut.
+    """
+
+    MICRO_BATCH = "micro_batch"
+    STEP = "step"
 
 
 @dataclass(frozen=True)
@@ -42,9 +55,9 @@ class Term:
     """One additive part of a loss.
 
     Args:
-        values: Unreduced, shape [N tokens] or [N examples], in nats.
+        values: Unreduced, shape [tokens], [sequences] or [examples] as the reduction takes it, in nats.
         reduction: How the loop reduces them.
-        weight: A number for the whole term.
+        weight: A number for the whole term. Row weights multiply the values only.
     """
 
     values: Tensor
@@ -54,14 +67,17 @@ class Term:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Supervised tokens of one micro-batch, flattened.
+    """Supervised tokens, flattened.
 
     Args:
         logp: log π(token | prefix), shape [N], with gradient.
-        entropy: Entropy of the policy at each token, shape [N], nats, detached.
-        top1: Whether the token is the policy's most likely one, shape [N], bool.
+        entropy: Entropy of the policy at each token, shape [N], nats; with gradient where `Need.ENTROPY` is
+            declared, else detached.
+        top1: Whether the token is the policy's most likely one, shape [N], bool; False unless the trainer has
+            `diagnostics`.
         example: Index of the example each token belongs to, shape [N].
         weight: The example's weight at each token, shape [N].
+        squares: Σ_v π(v)² at each token, shape [N], where `Need.SQUARES` is declared.
     """
 
     family: ClassVar[Family] = Family.TOKEN
@@ -70,17 +86,18 @@ class TokenBatch:
     top1: Tensor
     example: Tensor
     weight: Tensor
+    squares: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class PreferenceBatch:
-    """Pairs of one micro-batch; every tensor has shape [P] (pairs).
+    """Pairs; every tensor has shape [P] (pairs).
 
     Args:
         chosen: Σ log π(chosen | prompt) under the policy, with gradient.
         rejected: Σ log π(rejected | prompt) under the policy, with gradient.
-        reference_chosen: The same under the reference, without gradient; zeros when the loss needs no
-            reference.
+        reference_chosen: The same under the reference, without gradient; zeros where `Need.REFERENCE` is not
+            declared.
         reference_rejected: The same under the reference, without gradient.
         chosen_tokens: Number of supervised tokens of each chosen completion.
         rejected_tokens: Number of supervised tokens of each rejected completion.
@@ -106,24 +123,60 @@ class PreferenceBatch:
 class LossOutput:
     """The terms of a loss and its diagnostics.
 
-    Each metric is a detached tensor of unreduced values, shape [any]; the loop averages it over the step,
-    leaving NaN out, and leaves a metric without any value out of the log.
+    Each metric is a detached tensor of unreduced values, shape [any]; the loop averages it over the step and
+    all ranks, leaving out what is not finite, and leaves a metric without any value out of the log.
     """
 
     terms: Sequence[Term]
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Loss(Protocol):
-    """Registered under `Group.LOSS` as a class with these attributes.
+Stats = Mapping[str, "Tensor"]
+"""Sums over the whole step and all ranks, float64, without gradient."""
+State = Mapping[str, Any]
+"""A small JSON object, the same on every rank, kept in checkpoints."""
 
-    `needs_reference` says whether the batch's reference log-probs must be real; where they need not be, they
-    are not computed.
+
+class Loss:
+    """Base of every loss. Registered under `Group.LOSS` as a class; instantiated without arguments.
+
+    Most losses define `__call__` alone. One that depends on the step as a whole, such as an estimate over the
+    batch, declares it in `measure`; one that remembers something from step to step also defines `begin` and
+    `advance`. In each step the loop calls, in this order: `measure` on every micro-batch (its sums make
+    `stats`), `advance` once, then the loss itself with the new state.
+
+    Class attributes:
+        family: Which batch it takes.
+        config: Its options.
+        needs: What its batch must hold beside log-probs.
+        scope: What one call sees.
     """
 
     family: ClassVar[Family]
     config: ClassVar[type[Config]] = NoOptions
-    needs_reference: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    scope: ClassVar[Scope] = Scope.MICRO_BATCH
 
-    def __call__(self, batch: Any, config: Any) -> LossOutput:
+    def __call__(self, batch: Any, config: Any, stats: Stats, state: State) -> LossOutput:
         """Return the unreduced terms."""
+        raise TypeError(f"{type(self).__name__} defines no __call__(batch, config, stats, state)")
+
+    def measure(self, batch: Any, config: Any, state: State) -> Mapping[str, Tensor]:
+        """Return additive quantities of a part of the step, each of a fixed shape; called without gradient.
+
+        The part holds at least one example.
+        """
+        return {}
+
+    def begin(self, config: Any) -> State:
+        """Return the state before the first step."""
+        return {}
+
+    def advance(self, state: State, stats: Stats, config: Any) -> State:
+        """Return the state of this step, given that of the last one and the sums over this one."""
+        return state
+
+    @property
+    def measures(self) -> bool:
+        """Whether it defines `measure`."""
+        return type(self).measure is not Loss.measure

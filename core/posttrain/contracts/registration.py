@@ -15,6 +15,7 @@ class Group(StrEnum):
     STAGE = "stage"
     TRAINER = "trainer"
     LOSS = "loss"
+    BACKEND = "backend"
     REWARD = "reward"
     GENERATOR = "generator"
     RULE = "rule"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.contracts.loss import Family
@@ -33,7 +34,7 @@ class TokenSequence:
     role: str
     straddling: int = 0
 
-    @property
+    @cached_property
     def predicted(self) -> int:
         """How many tokens are to be predicted."""
         return sum(map(bool, self.supervised[1:]))
@@ -51,10 +52,32 @@ class Example:
     sequences: tuple[TokenSequence, ...]
     weight: float = 1.0
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """The length of its longest sequence, in tokens."""
         return max(len(sequence.tokens) for sequence in self.sequences)
+
+    @cached_property
+    def size(self) -> int:
+        """Tokens of all its sequences."""
+        return sum(len(sequence.tokens) for sequence in self.sequences)
+
+    @cached_property
+    def predicted(self) -> int:
+        """Supervised tokens of all its sequences."""
+        return sum(sequence.predicted for sequence in self.sequences)
+
+    @cached_property
+    def prefix(self) -> int:
+        """How many first tokens its sequences share, at least one of each sequence left out; 0 for a single one."""
+        if len(self.sequences) == 1:
+            return 0
+        first, *others = (sequence.tokens for sequence in self.sequences)
+        shared = min(len(tokens) for tokens in (first, *others)) - 1
+        for tokens in others:
+            pairs = enumerate(zip(first[:shared], tokens[:shared], strict=True))
+            shared = next((at for at, (one, other) in pairs if one != other), shared)
+        return max(shared, 0)
 
 
 @dataclass(frozen=True)
@@ -64,11 +87,14 @@ class Scores:
     Args:
         examples: The E examples; their sequences follow each other in this order.
         logp: log π(token | prefix), shape [N], nats, with gradient.
-        entropy: Entropy of the policy at each token, shape [N], nats, without gradient.
+        entropy: Entropy of the policy at each token, shape [N], nats; with gradient where the loss declares
+            `Need.ENTROPY`.
         top1: Whether the token is the policy's most likely one, shape [N], bool.
         sequence: Index of the sequence each token belongs to, shape [N], ascending.
+        lengths: Supervised tokens of each sequence, shape [S].
         weight: Each example's weight, shape [E].
         reference: Σ log π_ref over each sequence's supervised tokens, shape [S], where the loss needs it.
+        squares: Σ_v π(v)² at each token, shape [N], with gradient, where the loss declares `Need.SQUARES`.
     """
 
     examples: Sequence[Example]
@@ -76,8 +102,10 @@ class Scores:
     entropy: Tensor
     top1: Tensor
     sequence: Tensor
+    lengths: Tensor
     weight: Tensor
     reference: Tensor | None = None
+    squares: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -97,7 +125,8 @@ class Trainer(Stage):
         family: The family of losses it drives.
         formats: The dataset formats it takes.
         dropout: Whether the model's dropout stays active while it trains.
-        diagnostics: Whether it uses the scores' `entropy` and `top1`; they are zeros otherwise.
+        diagnostics: Whether `entropy` and `top1` are computed for metrics; `entropy` also is where the loss needs
+            it. Where they are not, they are zeros.
     """
 
     family: ClassVar[Family]
@@ -111,7 +140,7 @@ class Trainer(Stage):
 
     @abstractmethod
     def batch(self, scores: Scores) -> Any:
-        """Assemble the loss family's batch from the scores of one micro-batch."""
+        """Assemble the loss family's batch from the scores of a part of the step, or of all of it."""
 
     def invariants(self, metrics: Mapping[str, float], config: Any) -> Sequence[str]:
         """Return what is wrong with the metrics of the very first step's forwards, before any update.

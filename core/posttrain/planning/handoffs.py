@@ -13,6 +13,7 @@ from posttrain.contracts.stage import Certainty, Finding, Input, Level, Predicti
 from posttrain.errors import PosttrainError
 from posttrain.planning.nodes import Graph, Node, Reference
 from posttrain.planning.questions import objections, outputs_of, predictions, prompts_of, verdicts
+from posttrain.planning.requirements import shortfalls
 from posttrain.registry.catalogue import Catalogue
 
 PROMPTS = "prompts.txt"
@@ -81,6 +82,7 @@ class Handoffs:
         """
         site = self.site(node, outputs)
         found = _heard(node.uses, lambda: objections(node, site.inputs, self.catalogue))
+        found += _heard("requirements", lambda: tuple(shortfalls(node, self.catalogue)))
         for name in self.catalogue.names(Group.RULE):
             found += _heard(name, lambda name=name: verdicts(name, site, self.catalogue))  # type: ignore[misc]
         return [replace(finding, node=node.name) for finding in found]

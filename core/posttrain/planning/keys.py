@@ -57,7 +57,7 @@ def plugin_identities(uses: str, config: Any, catalogue: Catalogue) -> dict[str,
         "stage": {**stage, "shared": shared} if shared else stage,
         "components": {
             ".".join(map(str, path)): catalogue.identity(group, choice.name)
-            for path, choice, group in choices(config)
+            for path, choice, group in choices(config, volatile=False)
         },
     }
 

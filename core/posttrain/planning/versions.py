@@ -14,6 +14,8 @@ TRACKED = (
     "accelerate",
     "datasets",
     "peft",
+    "deepspeed",
+    "bitsandbytes",
     "tokenizers",
     "safetensors",
     "numpy",

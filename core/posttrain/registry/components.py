@@ -94,11 +94,21 @@ def _named(model: type[Config], data: Mapping[str, Any]) -> Mapping[str, Any]:
     return named
 
 
-def choices(config: Config) -> Iterator[tuple[Path, Choice, Group]]:
-    """Yield every component choice of a config, those inside the options of components too."""
+def choices(config: Config, volatile: bool = True) -> Iterator[tuple[Path, Choice, Group]]:
+    """Yield every component choice of a config, those inside the options of components too.
+
+    Args:
+        config: The config.
+        volatile: Also those that cannot change results, and what their options name.
+    """
+    left_out: list[Path] = []
     for spot in walk(type(config), config):
         uses = spot.mark(Uses)
-        if uses is not None and isinstance(spot.value, Choice):
+        if not volatile and spot.mark(VolatileMark) is not None:
+            left_out.append(spot.path)
+        if uses is None or not isinstance(spot.value, Choice):
+            continue
+        if not any(spot.path[: len(path)] == path for path in left_out):
             yield spot.path, spot.value, uses.group
 
 

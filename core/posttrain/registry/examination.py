@@ -22,6 +22,7 @@ GROUP_OF = {
     "posttrain_stages": Group.STAGE,
     "posttrain_trainers": Group.TRAINER,
     "posttrain_losses": Group.LOSS,
+    "posttrain_backends": Group.BACKEND,
     "posttrain_rewards": Group.REWARD,
     "posttrain_generators": Group.GENERATOR,
     "posttrain_rules": Group.RULE,

@@ -141,8 +141,19 @@ def _arm(annotation: Any, value: Any) -> Any:
     fitting = [arm for arm in get_args(annotation) if _fits(arm, value)]
     models = [arm for arm in fitting if _is_model(_unwrapped(arm, ())[0])]
     if len(models) > 1 and isinstance(value, Mapping):
-        return None  # raw data for one of several models
+        named = [arm for arm in models if _names(_unwrapped(arm, ())[0], value)]
+        return named[0] if len(named) == 1 else None  # raw data for one of several models
     return fitting[0] if fitting else None
+
+
+def _names(model: type[BaseModel], value: Mapping[str, Any]) -> bool:
+    """Whether raw data names this model, with every field that only it has a literal value for."""
+    literals = {
+        name: get_args(field.annotation)
+        for name, field in model.model_fields.items()
+        if field.is_required() and get_origin(field.annotation) is Literal
+    }
+    return bool(literals) and all(value.get(name) in allowed for name, allowed in literals.items())
 
 
 def _fits(annotation: Any, value: Any) -> bool:

@@ -40,6 +40,12 @@ def posttrain_losses() -> Sequence[Registration]:
 
 
 @hookspec
+def posttrain_backends() -> Sequence[Registration]:
+    """Register backends, how the ranks of a training work together: targets are subclasses of `posttrain.Backend`."""
+    return ()
+
+
+@hookspec
 def posttrain_rewards() -> Sequence[Registration]:
     """Register rewards: targets satisfy `posttrain.Reward`."""
     return ()

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.contracts.backend import Backend
 from posttrain.contracts.component import Config, NoOptions
-from posttrain.contracts.loss import Family
+from posttrain.contracts.loss import Family, Loss, Need, Scope
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Port, Stage, StageConfig
 from posttrain.contracts.trainer import Trainer
@@ -21,6 +22,13 @@ from posttrain.contracts.trainer import Trainer
 Faults = Iterator[str]
 TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """What a lazy target looks like: `module:attribute`."""
+
+
+HELD: Mapping[Family, frozenset[Need]] = {
+    Family.TOKEN: frozenset({Need.ENTROPY, Need.SQUARES}),
+    Family.PREFERENCE: frozenset({Need.REFERENCE}),
+}
+"""What the batch of each family can hold beside log-probs."""
 
 
 def faults(group: Group, target: Any) -> Faults:
@@ -41,9 +49,7 @@ def _stage(target: Any, base: Any = Stage) -> Faults:
         return
     if inspect.isabstract(target):
         yield f"it does not define {', '.join(sorted(target.__abstractmethods__))}"
-    task = getattr(target, "target", None)
-    if not (isinstance(task, str) and TARGET.fullmatch(task)):
-        yield f"`target` must be 'module:function', but is {task!r:.80}"
+    yield from _target(target)
     yield from _shared(target.shared)
     yield from _model(target.config, StageConfig)
     yield from _ports(target.inputs)
@@ -51,6 +57,12 @@ def _stage(target: Any, base: Any = Stage) -> Faults:
         for name in set(target.tiny) - set(target.config.model_fields):
             yield f"`tiny` sets {name!r}, which is no option"
     yield from _takes(target, "the constructor")
+
+
+def _target(target: Any) -> Faults:
+    task = getattr(target, "target", None)
+    if not (isinstance(task, str) and TARGET.fullmatch(task)):
+        yield f"`target` must be 'module:function', but is {task!r:.80}"
 
 
 def _shared(versions: Any) -> Faults:
@@ -73,8 +85,33 @@ def _trainer(target: Any) -> Faults:
 
 
 def _loss(target: Any) -> Faults:
+    if not (isinstance(target, type) and issubclass(target, Loss)):
+        yield f"it must be a subclass of posttrain.Loss, but is {target!r:.120}"
+        return
     yield from _family(target)
-    yield from _component(target, "batch", "config")
+    needs = target.needs
+    if not (isinstance(needs, frozenset) and all(isinstance(each, Need) for each in needs)):
+        yield f"`needs` must be a frozenset of posttrain.Need, but is {needs!r:.80}"
+    elif isinstance(target.family, Family):
+        for need in sorted(needs - HELD[target.family]):
+            yield f"it needs `{need}`, which no batch of the family {target.family} holds"
+    if not isinstance(target.scope, Scope):
+        yield f"`scope` must be a posttrain.Scope ({', '.join(map(str, Scope))}), but is {target.scope!r:.80}"
+    if target.__call__ is Loss.__call__:
+        yield "it defines no __call__(batch, config, stats, state)"
+    yield from _component(target, "batch", "config", "stats", "state")
+    yield from _takes(target.measure, "measure", "self", "batch", "config", "state")
+    yield from _takes(target.begin, "begin", "self", "config")
+    yield from _takes(target.advance, "advance", "self", "state", "stats", "config")
+
+
+def _backend(target: Any) -> Faults:
+    if not (isinstance(target, type) and issubclass(target, Backend)):
+        yield f"it must be a subclass of posttrain.Backend, but is {target!r:.120}"
+        return
+    yield from _target(target)
+    yield from _options(target)
+    yield from _takes(target, "the constructor")
 
 
 def _reward(target: Any) -> Faults:
@@ -90,10 +127,14 @@ def _generator(target: Any) -> Faults:
     yield from _component(target, "config", "rows", "seed")
 
 
-def _component(target: Any, *arguments: str) -> Faults:
+def _options(target: Any) -> Faults:
     yield from _model(config_of(target), Config)
     if "name" in getattr(config_of(target), "model_fields", ()):
         yield "an option cannot be called 'name': that is where the component's own name stands"
+
+
+def _component(target: Any, *arguments: str) -> Faults:
+    yield from _options(target)
     if not isinstance(target, type):
         yield from _takes(target, "it", *arguments)
         return
@@ -130,6 +171,7 @@ _CHECKS: dict[Group, Callable[[Any], Faults]] = {
     Group.STAGE: _stage,
     Group.TRAINER: _trainer,
     Group.LOSS: _loss,
+    Group.BACKEND: _backend,
     Group.REWARD: _reward,
     Group.GENERATOR: _generator,
     Group.RULE: _methods(check=("site",)),

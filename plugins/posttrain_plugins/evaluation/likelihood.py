@@ -6,20 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from posttrain.contracts.trainer import Example, TokenSequence
 from posttrain.errors import DataError, StageError
 from posttrain_plugins.models.mode import evaluating
-from posttrain_plugins.training.batches import MicroBatch, collate, cut, probe
+from posttrain_plugins.training.batches import cut, probe
 from posttrain_plugins.training.head import (
     TOLERANCE,
+    FullHead,
     Head,
+    TokenScores,
+    Wanted,
     budget_of,
     choose_head,
-    selected_logits,
-    token_log_probs,
 )
+from posttrain_plugins.training.layouts import LAYOUTS
+from posttrain_plugins.training.microbatch import MicroBatch
 
 if TYPE_CHECKING:
     from posttrain_plugins.models.policy import Policy
@@ -59,11 +61,12 @@ def completion_nll(
         Example(row, (TokenSequence(sequence.tokens, sequence.supervised, "completion"),))
         for row, sequence in enumerate(sequences)
     ]
+    layout = LAYOUTS["padded"]
     with evaluating(model):
         head = _head(model, examples, device, warn)
-        for part in cut(examples, budget_of(model, head, batch_tokens)):
-            micro = collate(part, 0, device)
-            for example, total in zip(part, _totals(head(model, micro), micro), strict=True):
+        for part in cut(examples, layout, budget_of(model, head, batch_tokens)):
+            micro = layout.arrange(part, 0, device)
+            for example, total in zip(part, _totals(head(model, micro, Wanted()), micro), strict=True):
                 found[example.row] = (total, example.sequences[0].predicted)
             done += len(part)
             if progress is not None:
@@ -74,19 +77,19 @@ def completion_nll(
 def _head(
     model: Any, examples: Sequence[Example], device: torch.device, warn: Callable[[str], None] | None
 ) -> Head:
-    """Choose how supervised positions get their logits, and say when it is not the fast way."""
+    """Choose how supervised positions get their log-probs, and say when it is not the fast way."""
     rows = probe([example for example in examples if example.sequences[0].predicted])
     if not rows:
-        return selected_logits
-    head, told = choose_head(model, collate(rows, 0, device), TOLERANCE[False])
+        return FullHead()
+    head, told = choose_head(model, LAYOUTS["padded"].arrange(rows, 0, device), TOLERANCE[False])
     if told is not None and warn is not None:
         warn(told)
     return head
 
 
-def _totals(logits: Tensor, micro: MicroBatch) -> list[float]:
+def _totals(scores: TokenScores, micro: MicroBatch) -> list[float]:
     """Return Σ −log p of the supervised tokens of each sequence, in nats, summed in float64."""
-    logp = token_log_probs(logits, micro.targets, False)[0].double()
+    logp = scores.logp.double()
     totals = logp.new_zeros(len(micro.examples)).index_add_(0, micro.sequence, -logp)
     if not bool(totals.isfinite().all()):
         raise StageError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from posttrain.contracts.component import NoOptions
-from posttrain.contracts.loss import Family, LossOutput, Reduction, Term, TokenBatch
+from posttrain.contracts.loss import Family, Loss, LossOutput, State, Stats, Term, TokenBatch
+from posttrain.contracts.reduction import TOKEN_MEAN
 
 
-class Nll:
+class Nll(Loss):
     """L = −(1/N) Σ_t w · log π(y_t | x, y_<t), over the N supervised tokens of the whole optimizer step.
 
     The mean is taken over tokens, so a long answer weighs more than a short one, and no split of the step
@@ -14,13 +15,11 @@ class Nll:
     """
 
     family = Family.TOKEN
-    config = NoOptions
-    needs_reference = False
 
-    def __call__(self, batch: TokenBatch, config: NoOptions) -> LossOutput:
+    def __call__(self, batch: TokenBatch, config: NoOptions, stats: Stats, state: State) -> LossOutput:
         """Return one term with a value for each supervised token, in nats."""
         values = -batch.logp * batch.weight
         return LossOutput(
-            terms=[Term(values, Reduction.TOKEN_MEAN)],
+            terms=[Term(values, TOKEN_MEAN)],
             metrics={"token_accuracy": batch.top1.to(batch.entropy.dtype), "entropy": batch.entropy},
         )

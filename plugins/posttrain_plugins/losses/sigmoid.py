@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from posttrain.contracts.component import Config
-from posttrain.contracts.loss import Family, LossOutput, PreferenceBatch, Reduction, Term
+from posttrain.contracts.loss import Family, Loss, LossOutput, Need, PreferenceBatch, State, Stats, Term
+from posttrain.contracts.reduction import EXAMPLE_MEAN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ class SigmoidOptions(Config):
     )
 
 
-class Sigmoid:
+class Sigmoid(Loss):
     """L = −(1−ε) log σ(β Δ) − ε log σ(−β Δ), averaged over pairs.
 
     Δ = log π(chosen)/π_ref(chosen) − log π(rejected)/π_ref(rejected). Rafailov et al. 2023, eq. 7
@@ -36,9 +37,11 @@ class Sigmoid:
 
     family = Family.PREFERENCE
     config = SigmoidOptions
-    needs_reference = True
+    needs = frozenset({Need.REFERENCE})
 
-    def __call__(self, batch: PreferenceBatch, config: SigmoidOptions) -> LossOutput:
+    def __call__(
+        self, batch: PreferenceBatch, config: SigmoidOptions, stats: Stats, state: State
+    ) -> LossOutput:
         """Return one term with a value for each pair, in nats."""
         from torch.nn.functional import logsigmoid
 
@@ -47,7 +50,7 @@ class Sigmoid:
             -scaled
         )
         return LossOutput(
-            terms=[Term(values * batch.weight, Reduction.SEQUENCE_MEAN)],
+            terms=[Term(values * batch.weight, EXAMPLE_MEAN)],
             metrics=_diagnostics(batch, config.beta),
         )
 

@@ -21,6 +21,7 @@ from posttrain_plugins.templates.tokenizer import read_json
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 GENERATION = "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -122,9 +123,7 @@ def weight_files(directory: Path) -> list[Path]:
                 "shards named in the index are missing", where=str(directory), found=", ".join(missing)
             )
         return [directory / name for name in names]
-    found = [
-        directory / name for name in (WEIGHTS, "adapter_model.safetensors") if (directory / name).is_file()
-    ]
+    found = [directory / name for name in (WEIGHTS, ADAPTER_WEIGHTS) if (directory / name).is_file()]
     if found:
         return found
     others = sorted(path.name for suffix in ("*.bin", "*.pt", "*.pth") for path in directory.glob(suffix))

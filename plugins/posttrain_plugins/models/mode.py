@@ -11,14 +11,15 @@ import torch
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Switch dropout and gradients off, and put the model back into the mode it was in.
+    """Switch dropout and gradients off, and put every module back into the mode it was in.
 
     Not torch's inference mode: what a model caches meanwhile, it must be able to train with afterwards.
     """
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(training)
+        for module, mode in modes:
+            module.training = mode

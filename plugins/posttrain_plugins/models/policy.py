@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,19 +12,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 from posttrain.artifacts.kinds import Kind, PolicyFacts
 from posttrain.artifacts.manifest import Artifact
 from posttrain.errors import StageError, StoreError
+from posttrain_plugins.models.adapters import open_adapter, save_adapter
 from posttrain_plugins.models.artifact import (
-    ADAPTER_CONFIG,
     CONFIG,
     GENERATION,
     TOKENIZER_FILES,
     facts_of,
     write_config,
 )
+from posttrain_plugins.models.wrappers import never_wrapped
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.templates.tokenizer import read_json
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from torch import Tensor
+
+    from posttrain_plugins.training.peft_options import Quantization
 
 
 class _Artifacts(Protocol):
@@ -55,6 +59,7 @@ def open_policy(
     trainable: bool = False,
     attention: str | None = None,
     device: str = "cpu",
+    quantization: Quantization | None = None,
 ) -> Policy:
     """Open a model, or an adapter on its base, in evaluation mode.
 
@@ -65,19 +70,25 @@ def open_policy(
         trainable: Let gradients reach the weights; of an adapter, only the adapter's.
         attention: The attention implementation; None leaves the choice to transformers.
         device: Where to put it; `usable_device()` for a stage that computes with it.
+        quantization: Hold the weights that adapters may sit on in 4 bits; such a model is frozen.
 
     Raises:
         StoreError: The adapter does not say what its base is, or the base is not in the store.
+        StageError: The model has no embeddings for some tokens of its tokenizer.
     """
+    encoder = Encoder.open(artifact.path)
     if artifact.kind is not Kind.ADAPTER:
-        model = load_model(artifact.path, dtype, attention).to(device)
-        model.requires_grad_(trainable)
-        return Policy(model, Encoder.open(artifact.path), artifact)
+        model = load_model(artifact.path, dtype, attention, quantization).to(device)
+        _require_embeddings(model, encoder, artifact)
+        model.requires_grad_(trainable and quantization is None)
+        return Policy(model, encoder, artifact)
     if artifact.facts.base is None:
         raise StoreError("the adapter does not say which model it belongs to", where=artifact.ref)
     base = context.artifact(artifact.facts.base)
-    model = _with_adapter(load_model(base.path, dtype, attention), artifact.path, trainable).to(device)
-    return Policy(model, Encoder.open(artifact.path), artifact, base)
+    loaded = load_model(base.path, dtype, attention, quantization)
+    _require_embeddings(loaded, encoder, artifact)
+    model = open_adapter(loaded, artifact.path, trainable).to(device)
+    return Policy(model, encoder, artifact, base)
 
 
 def usable_device() -> str:
@@ -87,7 +98,9 @@ def usable_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_model(directory: Path, dtype: str, attention: str | None = None) -> Any:
+def load_model(
+    directory: Path, dtype: str, attention: str | None = None, quantization: Quantization | None = None
+) -> Any:
     """Open the weights of a model directory on the CPU, in evaluation mode.
 
     Raises:
@@ -104,6 +117,7 @@ def load_model(directory: Path, dtype: str, attention: str | None = None) -> Any
         local_files_only=True,
         use_safetensors=True,
         output_loading_info=True,
+        quantization_config=quantization and _in_4_bits(quantization, dtype),
     )
     problems = [f"{name}: {sorted(map(str, report[name]))[:5]}" for name in _UNFIT if report.get(name)]
     if problems:
@@ -113,10 +127,20 @@ def load_model(directory: Path, dtype: str, attention: str | None = None) -> Any
             found="; ".join(problems),
             fix="transformers would have made up the missing weights; get a complete checkpoint",
         )
+    if quantization is not None:
+        _keep_differentiable(model)
     return model.eval()
 
 
-def save_policy(directory: Path, model: Any, source_dir: Path, base: str | None = None) -> PolicyFacts:
+def save_policy(
+    directory: Path,
+    model: Any,
+    source_dir: Path,
+    base: str | None = None,
+    *,
+    initial: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> PolicyFacts:
     """Write a policy's files and return its facts.
 
     Args:
@@ -124,12 +148,18 @@ def save_policy(directory: Path, model: Any, source_dir: Path, base: str | None 
         model: A transformers model, or a peft model, of which the adapter alone is written.
         source_dir: A model directory whose tokenizer, chat template and generation config are copied.
         base: Digest of the model that an adapter belongs to; required for a peft model.
+        initial: First values of an adapter that was taken out of the base weights.
+        weights: The model's tensors by name, where it holds only parts of them; of a peft model, the trained ones.
     """
     if hasattr(model, "peft_config"):
-        _save_adapter(directory, model, source_dir, base)
+        if base is None:
+            raise StageError("an adapter can only be saved with the digest of its base")
+        save_adapter(directory, model, base, initial=initial, state=weights)
+        write_config(directory / CONFIG, read_json(source_dir / CONFIG))
     else:
         without_progress_bars()
-        model.save_pretrained(directory)
+        with never_wrapped():
+            model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
         write_config(directory / CONFIG, read_json(directory / CONFIG))
     copy_companions(source_dir, directory)
     return facts_of(directory)
@@ -156,30 +186,40 @@ def copy_companions(source: Path, directory: Path) -> None:
 _UNFIT = ("missing_keys", "mismatched_keys")
 
 
-def _with_adapter(model: Any, directory: Path, trainable: bool) -> PeftModel:
-    from peft import PeftModel
-
-    model.requires_grad_(False)
-    return PeftModel.from_pretrained(model, directory, is_trainable=trainable, torch_device="cpu").eval()
-
-
-def _save_adapter(directory: Path, model: PeftModel, source_dir: Path, base: str | None) -> None:
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
-    if base is None:
-        raise StageError("an adapter can only be saved with the digest of its base")
-    # Left to itself, peft looks on the hub whether the embeddings changed; they belong to the base.
-    state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    options = model.peft_config[model.active_adapter].to_dict()
-    options |= {"base_model_name_or_path": base, "inference_mode": True, "revision": None}
-    write_config(directory / ADAPTER_CONFIG, _plain(options))
-    write_config(directory / CONFIG, read_json(source_dir / CONFIG))
+def _require_embeddings(model: Any, encoder: Encoder, artifact: Artifact) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    if encoder.vocabulary > rows:
+        raise StageError(
+            "the model has no embeddings for the last tokens of its tokenizer",
+            where=artifact.ref,
+            found=f"{rows} embeddings",
+            expected=f"at least {encoder.vocabulary}",
+            fix="resize the embeddings of the model, or of an adapter's base, and save it with the tokenizer",
+        )
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Turn sets, whose order changes from process to process, into sorted lists."""
-    ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in options.items()}
-    return dict(json.loads(json.dumps(ordered, default=str)))
+def _in_4_bits(quantization: Quantization, dtype: str) -> Any:
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise StageError("quantization needs bitsandbytes", fix="install `posttrain[quant]`")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.type,
+        bnb_4bit_use_double_quant=quantization.double,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )
+
+
+def _keep_differentiable(model: Any) -> None:
+    """Keep bitsandbytes from repacking weights when they are first used without gradients.
+
+    On CPUs with bfloat16 instructions it does that for speed, and the packed product has no backward pass: a
+    training that had evaluated first would get no gradient through it.
+    """
+    from bitsandbytes.nn import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False

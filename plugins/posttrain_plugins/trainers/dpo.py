@@ -13,10 +13,10 @@ from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
 from posttrain_plugins.data.conversation import tools_of
 from posttrain_plugins.training.offline import OfflineTrainer
-from posttrain_plugins.training.options import TrainingOptions
+from posttrain_plugins.training.options import Precision, TrainingOptions
 
-GAP = {False: 1e-4, True: 0.05}
-"""Largest difference between policy and reference before the first update, in nats a token, by `bf16`."""
+GAP: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
+"""Largest difference between policy and reference before the first update, in nats a token."""
 
 
 class DpoOptions(TrainingOptions):
@@ -58,7 +58,7 @@ class Dpo(OfflineTrainer):
     def batch(self, scores: Scores) -> PreferenceBatch:
         """Sum the log-probs of each side."""
         chosen, rejected = scores.totals(scores.logp).unbind(1)
-        chosen_tokens, rejected_tokens = scores.totals(scores.logp.new_ones(scores.logp.shape)).unbind(1)
+        chosen_tokens, rejected_tokens = scores.lengths.to(chosen).view(-1, 2).unbind(1)
         reference = scores.logp.new_zeros(len(scores.examples), 2)
         if scores.reference is not None:
             reference = scores.reference.view(-1, 2)
@@ -75,7 +75,7 @@ class Dpo(OfflineTrainer):
     def invariants(self, metrics: Mapping[str, float], config: DpoOptions) -> Sequence[str]:
         """Before any update the policy is its own reference, so Δ = 0 and the sigmoid loss is ln 2."""
         gap = metrics.get("reference/gap", 0.0)
-        if gap <= GAP[config.bf16]:
+        if gap <= GAP[config.precision]:
             return ()
         return (
             f"the policy differs from its reference by {gap:.3g} nats a token before the first update;"

@@ -55,4 +55,5 @@ class Sft(OfflineTrainer):
             top1=scores.top1,
             example=scores.sequence,
             weight=scores.weight[scores.sequence],
+            squares=scores.squares,
         )

@@ -1,21 +1,23 @@
-"""From examples to micro-batches: the order of the rows, the cut of a step, right-padded tensors."""
+"""The steps of a training: which examples each takes, and how they are cut and dealt to ranks."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from posttrain.contracts.trainer import Example
+from posttrain.contracts.reduction import Counts
+from posttrain.contracts.trainer import Example, TokenSequence
 
 WASTE = 256
 """Padding tokens that cost about as much as one more forward and backward pass."""
+PIECE = 32
+"""Tokens of a sequence that head and layout are tried on."""
 
 
 class DataOrder:
@@ -69,17 +71,37 @@ class StepSampler(torch.utils.data.Sampler[list[int]]):
         return self.order.steps_per_epoch
 
 
-def predicted(example: Example) -> int:
-    """Return the number of supervised tokens of an example's sequences."""
-    return sum(sequence.predicted for sequence in example.sequences)
-
-
 def probe(examples: Sequence[Example]) -> list[Example]:
-    """Choose two short examples of different lengths, where there are such."""
+    """Choose two short examples of different lengths, where there are such, and take a piece of each.
+
+    The pieces hold the first supervised tokens: all logits of a long answer would take more memory than a step.
+    """
     if not examples:
         return []
     first, *others = sorted(examples, key=attrgetter("longest"))
-    return [first, *[example for example in others if example.longest > first.longest][:1]]
+    longer = [example for example in others if example.longest > first.longest][:1]
+    # A longer example keeps a longer piece where there is one, so that one of the rows is padded.
+    most = PIECE if first.longest < PIECE else PIECE - 1
+    return [_pieces(first, PIECE), *[_pieces(example, most) for example in longer]]
+
+
+def _pieces(example: Example, most: int) -> Example:
+    return replace(example, sequences=tuple(_piece(sequence, most) for sequence in example.sequences))
+
+
+def _piece(sequence: TokenSequence, most: int) -> TokenSequence:
+    """Take at most so many tokens of a sequence, around its first supervised one."""
+    first = next((at for at, counts in enumerate(sequence.supervised) if counts and at), 0)
+    start = max(0, min(first - most // 2, len(sequence.tokens) - most))
+    kept = slice(start, start + most)
+    return replace(sequence, tokens=sequence.tokens[kept], supervised=sequence.supervised[kept])
+
+
+class Sized(Protocol):
+    """What a cut must know of a layout."""
+
+    def size(self, examples: Sequence[Example]) -> int:
+        """Return the tokens, padding included, of a micro-batch of these examples."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +116,14 @@ class Budget:
     tokens: int
     supervised: int | None = None
 
+    @property
+    def half(self) -> Budget:
+        """Half of it, at least one of each."""
+        supervised = None if self.supervised is None else max(1, self.supervised // 2)
+        return Budget(max(1, self.tokens // 2), supervised)
 
-def cut(examples: Sequence[Example], budget: Budget) -> list[list[Example]]:
+
+def cut(examples: Sequence[Example], layout: Sized, budget: Budget) -> list[list[Example]]:
     """Cut examples into micro-batches, longest first, so that little is padding and none exceeds the budget.
 
     An example keeps its sequences together; one that exceeds the budget by itself stands alone. Which
@@ -103,64 +131,82 @@ def cut(examples: Sequence[Example], budget: Budget) -> list[list[Example]]:
 
     Args:
         examples: Those of one optimizer step.
+        layout: How large a micro-batch of some examples is.
         budget: Bounds of a micro-batch.
     """
     limit = math.inf if budget.supervised is None else budget.supervised
-    batches: list[list[Example]] = []
-    width = rows = waste = scored = 0
+    parts: list[list[Example]] = []
     for example in sorted(examples, key=attrgetter("longest"), reverse=True):
-        length, count = example.longest, len(example.sequences)
-        padding, wanted = (width - length) * count, predicted(example)
-        full = (rows + count) * width > budget.tokens or scored + wanted > limit
-        if not batches or full or waste + padding > WASTE:
-            batches.append([])
-            width, rows, waste, padding, scored = length, 0, 0, 0, 0
-        batches[-1].append(example)
-        rows, waste, scored = rows + count, waste + padding, scored + wanted
-    return batches
+        if not parts or _full([*parts[-1], example], layout, budget.tokens, limit):
+            parts.append([])
+        parts[-1].append(example)
+    return parts
+
+
+def _full(part: Sequence[Example], layout: Sized, tokens: int, limit: float) -> bool:
+    """Whether a micro-batch with its newest example would be too large, or mostly padding."""
+    size = layout.size(part)
+    return (
+        size > tokens
+        or size - sum(example.size for example in part) > WASTE
+        or sum(example.predicted for example in part) > limit
+    )
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """S sequences of E examples, padded on the right to length T, with N supervised tokens.
+class Deal:
+    """The micro-batches of one step on all ranks: `rounds[k][r]` is what rank r computes in its k-th.
 
-    Args:
-        examples: The examples; their sequences follow each other in this order.
-        tokens: Shape [S, T].
-        real: True where a token is not padding, shape [S, T]. From lengths, never from token values.
-        predicting: True at positions whose next token is supervised, shape [S, T].
-        targets: The supervised tokens, row by row, shape [N].
-        sequence: The row of each of them, shape [N].
-        weight: Each example's weight, shape [E].
+    Every rank has as many as any other, since collectives wait for all; some may be empty.
     """
 
-    examples: Sequence[Example]
-    tokens: Tensor
-    real: Tensor
-    predicting: Tensor
-    targets: Tensor
-    sequence: Tensor
-    weight: Tensor
+    rounds: Sequence[Sequence[Sequence[Example]]]
+    counts: Counts = field(init=False)
+
+    def __post_init__(self) -> None:
+        examples = self.examples
+        counts = Counts(
+            tokens=sum(example.predicted for example in examples),
+            sequences=sum(len(example.sequences) for example in examples),
+            examples=len(examples),
+        )
+        object.__setattr__(self, "counts", counts)
+
+    @property
+    def examples(self) -> list[Example]:
+        """All examples of the step, by round and rank."""
+        return [example for parts in self.rounds for part in parts for example in part]
+
+    def of(self, rank: int) -> list[Sequence[Example]]:
+        """Return the micro-batches of one rank."""
+        return [parts[rank] for parts in self.rounds]
 
 
-def collate(examples: Sequence[Example], pad: int, device: torch.device) -> MicroBatch:
-    """Pad the sequences of some examples into tensors."""
-    sequences = [sequence for example in examples for sequence in example.sequences]
-    shape = (len(sequences), max(len(sequence.tokens) for sequence in sequences))
-    tokens, real, supervised = np.full(shape, pad, np.int64), np.zeros(shape, bool), np.zeros(shape, bool)
-    for row, sequence in enumerate(sequences):
-        length = len(sequence.tokens)
-        tokens[row, :length] = sequence.tokens
-        real[row, :length] = True
-        supervised[row, 1:length] = np.array(list(sequence.supervised[1:]), bool)
-    predicting = np.zeros(shape, bool)
-    predicting[:, :-1] = supervised[:, 1:]
-    return MicroBatch(
-        examples=examples,
-        tokens=torch.from_numpy(tokens).to(device),
-        real=torch.from_numpy(real).to(device),
-        predicting=torch.from_numpy(predicting).to(device),
-        targets=torch.from_numpy(tokens[supervised]).to(device),
-        sequence=torch.from_numpy(np.nonzero(supervised)[0]).to(device),
-        weight=torch.tensor([example.weight for example in examples], dtype=torch.float32, device=device),
-    )
+def deal(examples: Sequence[Example], layout: Sized, budget: Budget, ranks: int) -> Deal:
+    """Cut a step and deal it to ranks, about as much to each. Depends on known lengths alone: every rank agrees.
+
+    Args:
+        examples: Those of one optimizer step, on all ranks.
+        layout: How large a micro-batch of some examples is.
+        budget: Bounds of a micro-batch.
+        ranks: How many ranks there are.
+    """
+    parts = cut(examples, layout, budget)
+    while len(parts) % ranks:
+        parts = _one_more(parts, layout)
+    parts.sort(key=layout.size, reverse=True)
+    rounds = [parts[start : start + ranks] for start in range(0, len(parts), ranks)]
+    # Every other round is dealt backwards, so that no rank always gets the largest.
+    return Deal([dealt[::-1] if number % 2 else dealt for number, dealt in enumerate(rounds)])
+
+
+def _one_more(parts: list[list[Example]], layout: Sized) -> list[list[Example]]:
+    """Split the largest micro-batch that holds several examples; add an empty one where there is none."""
+    several = [part for part in parts if len(part) > 1]
+    if not several:
+        return [*parts, []]
+    largest = max(several, key=layout.size)
+    half, first = sum(example.size for example in largest) / 2, 1
+    while first < len(largest) - 1 and sum(example.size for example in largest[: first + 1]) <= half:
+        first += 1
+    return [*(part for part in parts if part is not largest), largest[:first], largest[first:]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from torch import Tensor
 
 from posttrain.artifacts.digest import hash_file
 from posttrain.artifacts.files import sync
+from posttrain.contracts.backend import Parallel
 from posttrain.errors import StoreError
+from posttrain_plugins.backends.single import Single
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
@@ -28,8 +30,13 @@ STATE = "state"
 """Optimizer and scheduler: as large as the weights, so read once."""
 PROGRESS = "progress"
 """Random generators and the metrics not reported yet."""
+FINISHED = "finished"
+"""Marks a checkpoint from which there is nothing to train."""
+NEEDED = "needed"
+"""The entry of a manifest with the steps of the checkpoints that are kept with this one."""
 
 _PREFIX = "step-"
+_ALONE = Single()
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,11 @@ class Checkpoint:
 
     step: int
     path: Path
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train."""
+        return (self.path / FINISHED).is_file()
 
 
 class Checkpoints:
@@ -53,14 +65,32 @@ class Checkpoints:
         self.directory, self.limit, self._note = directory, limit, note
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is complete and undamaged; say which were skipped."""
+        """Return the newest checkpoint that is complete and undamaged; say which were skipped.
+
+        One that needs another one, which is damaged, is skipped too.
+        """
         for step in sorted(self._steps(), reverse=True):
             path = self._path(step)
             problem = damage(path)
             if problem is None:
+                broken = [(needed, damage(self._path(needed))) for needed in needs(path)]
+                problem = next((f"{self._path(n).name}, which it needs: {p}" for n, p in broken if p), None)
+            if problem is None:
                 return Checkpoint(step, path)
             self._note(f"checkpoint {path.name} is skipped: {problem}")
         return None
+
+    def at(self, step: int) -> Checkpoint:
+        """Return the checkpoint of a step.
+
+        Raises:
+            StoreError: It is not there, or damaged.
+        """
+        path = self._path(step)
+        problem = damage(path)
+        if problem is not None:
+            raise StoreError("the checkpoint cannot be used", where=str(path), found=problem)
+        return Checkpoint(step, path)
 
     def last(self) -> str:
         """Say for people which checkpoint a training that stops now leaves behind."""
@@ -69,18 +99,36 @@ class Checkpoints:
             return "there is no checkpoint to go back to"
         return f"the last checkpoint, of step {max(steps)}, is kept in {self._path(max(steps))}"
 
-    def write(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
-        """Write a checkpoint with what `fill` puts into a fresh directory, then prune."""
+    def write(
+        self,
+        step: int,
+        fill: Callable[[Path], None],
+        needed: Sequence[int] = (),
+        parallel: Parallel = _ALONE,
+    ) -> Checkpoint:
+        """Write a checkpoint with what `fill` puts into a fresh directory, then prune.
+
+        Args:
+            step: Its step.
+            fill: Fills a directory; called on every rank.
+            needed: Steps of the checkpoints that are kept as long as this one.
+            parallel: The ranks, which fill one directory together.
+        """
         target = self._path(step)
-        write_directory(target, fill)
-        self._prune(step)
+        write_directory(target, fill, needed, parallel)
+        if parallel.rank == 0:
+            self._prune(step)
         return Checkpoint(step, target)
 
     def _prune(self, written: int) -> None:
-        """Keep the one just written and the newest before it; later ones were skipped as damaged."""
+        """Keep the one just written, the newest before it and what these need.
+
+        Later ones were skipped as damaged.
+        """
         earlier = sorted((step for step in self._steps() if step < written), reverse=True)
-        later = [step for step in self._steps() if step > written]
-        for step in [*earlier[self.limit - 1 :], *later]:
+        kept = {written, *earlier[: self.limit - 1]}
+        kept |= {step for one in kept for step in needs(self._path(one))}
+        for step in set(self._steps()) - kept:
             shutil.rmtree(self._path(step))
 
     def _steps(self) -> list[int]:
@@ -93,18 +141,40 @@ class Checkpoints:
         return self.directory / f"{_PREFIX}{step:08d}"
 
 
-def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
-    """Create `target` with a manifest, atomically; what stood there before is replaced."""
+def write_directory(
+    target: Path,
+    fill: Callable[[Path], None],
+    needed: Sequence[int] = (),
+    parallel: Parallel = _ALONE,
+) -> None:
+    """Create `target` with a manifest, atomically; what stood there before is replaced.
+
+    Args:
+        target: The directory.
+        fill: Fills it under a temporary name.
+        needed: Steps of the checkpoints that it needs beside itself.
+        parallel: The ranks, which fill it together; when this returns, it is complete for all of them.
+    """
     temporary = target.with_name(f".{target.name}.tmp")
-    _remove(temporary)
-    temporary.mkdir(parents=True)
+    if parallel.rank == 0:
+        _remove(temporary)
+        temporary.mkdir(parents=True)
+    parallel.barrier()
     fill(temporary)
+    parallel.barrier()
+    if parallel.rank == 0:
+        _publish(temporary, target, needed)
+    parallel.barrier()
+
+
+def _publish(temporary: Path, target: Path, needed: Sequence[int]) -> None:
+    """List what was filled in, force it to disk and give it its name."""
     names = sorted(path.name for path in temporary.iterdir())
     files = {
         name: {"size": (temporary / name).stat().st_size, "sha256": hash_file(temporary / name)}
         for name in names
     }
-    (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
+    (temporary / MANIFEST).write_text(json.dumps({"files": files, NEEDED: list(needed)}, indent=1))
     for name in [*names, MANIFEST]:
         sync(temporary / name)
     sync(temporary)
@@ -115,13 +185,10 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
 
 def damage(directory: Path) -> str | None:
     """Say what is wrong with what `write_directory` made: file, expected, found; None when it is sound."""
-    try:
-        files: Mapping[str, Any] = json.loads((directory / MANIFEST).read_text())["files"]
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
-    except (ValueError, KeyError, TypeError):
-        return f"{MANIFEST} is not readable"
-    for name, entry in files.items():
+    problem = damaged_manifest(directory)
+    if problem is not None:
+        return problem
+    for name, entry in json.loads((directory / MANIFEST).read_text())["files"].items():
         path = directory / name
         if not path.is_file():
             return f"{name} is missing"
@@ -134,33 +201,48 @@ def damage(directory: Path) -> str | None:
     return None
 
 
-def save_weights(path: Path, model: torch.nn.Module) -> None:
-    """Write trainable parameters and persistent buffers; the frozen rest comes from the input artifact."""
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in _stateful(model).items()}, path)
+def damaged_manifest(directory: Path) -> str | None:
+    """Say what is wrong with a manifest, without a look at the files that it lists."""
+    try:
+        written = json.loads((directory / MANIFEST).read_text())
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except ValueError:
+        return f"{MANIFEST} is not readable"
+    complete = isinstance(written, dict) and {"files", NEEDED} <= written.keys()
+    return None if complete else f"{MANIFEST} is not readable"
 
 
-def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Copy saved weights into the model.
+def needs(directory: Path) -> list[int]:
+    """Return the steps of the checkpoints that one needs beside itself; none if its manifest is damaged."""
+    if damaged_manifest(directory) is not None:
+        return []
+    found: list[int] = json.loads((directory / MANIFEST).read_text())[NEEDED]
+    return found
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a state dict; a tensor with several names stands under the first of them."""
+    once = {id(tensor): name for name, tensor in reversed(weights.items())}
+    save_file({name: tensor for name, tensor in weights.items() if once[id(tensor)] == name}, path)
+
+
+def load_weights(path: Path, model: torch.nn.Module, parallel: Parallel = _ALONE) -> None:
+    """Copy saved weights into the model, of which each rank may hold a part.
 
     Raises:
         StoreError: The file is no safetensors file, or its names or shapes are not the model's.
     """
-    saved, own = _tensors(path), _stateful(model)
-    wrong = sorted(saved.keys() ^ own.keys()) or [n for n in saved if saved[n].shape != own[n].shape]
-    if wrong:
-        raise StoreError("the checkpoint does not fit the model", where=str(path), found=", ".join(wrong[:5]))
-    with torch.no_grad():
-        for name, tensor in saved.items():
-            own[name].copy_(tensor)
-
-
-def _stateful(model: torch.nn.Module) -> dict[str, Tensor]:
-    everything = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {
-        name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in everything
-    }
-    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    return {**trainable, **buffers}
+    weights = _tensors(path)
+    try:
+        parallel.load(model, weights)
+    except StoreError as error:
+        raise StoreError(
+            "the checkpoint does not fit the model",
+            where=str(path),
+            found=error.found,
+            expected=error.expected,
+        ) from error
 
 
 def save_state(directory: Path, state: Any, name: str = STATE) -> None:

@@ -7,9 +7,9 @@ is overridden here is listed in `OVERRIDDEN`, and a test keeps that list as shor
 from __future__ import annotations
 
 import math
-from collections import deque
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,77 +20,47 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from posttrain.contracts.trainer import Example
 from posttrain.errors import StageError, TrainingDiverged
+from posttrain_plugins.models.wrappers import never_wrapped
 from posttrain_plugins.training.batches import DataOrder, StepSampler
 from posttrain_plugins.training.checkpoints import (
+    FINISHED,
     PROGRESS,
     WEIGHTS,
+    Checkpoint,
     Checkpoints,
     load_state,
     load_weights,
     save_state,
     save_weights,
 )
+from posttrain_plugins.training.evaluation import Evaluation
+from posttrain_plugins.training.groups import make_optimizer
 from posttrain_plugins.training.head import vocabulary_of
-from posttrain_plugins.training.randomness import random_state, restore_random_state
-from posttrain_plugins.training.step import Stepper, StepResult
+from posttrain_plugins.training.meter import Meter, step_means
+from posttrain_plugins.training.randomness import diverge
+from posttrain_plugins.training.scaling import Scaling
+from posttrain_plugins.training.shares import Shares
+from posttrain_plugins.training.step import Stepper
+from posttrain_plugins.training.tally import StepResult
 
 OVERRIDDEN = (
     "__init__",
+    "_clip_grad_norm",
     "_get_grad_norm",
     "_load_from_checkpoint",
     "_load_optimizer_and_scheduler",
     "_load_rng_state",
     "_save_checkpoint",
+    "_wrap_model",
+    "evaluate",
     "floating_point_ops",
     "get_train_dataloader",
     "training_step",
 )
 
-RECENT = 10
-"""Steps that the final figures are averaged over."""
 GAP = "reference/gap"
 UNLIKELY = 20
 """Supervised tokens this many times less likely, in nats, than by guessing mean a wrong tokenizer or model."""
-
-
-@dataclass
-class Meter:
-    """Metrics of the steps since the last report, and of the last few steps; part of a checkpoint.
-
-    Args:
-        window: Metrics of each step since the last report.
-        recent: Metrics of the last `RECENT` steps.
-    """
-
-    window: list[dict[str, float]] = field(default_factory=list)
-    recent: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-    def add(self, metrics: dict[str, float], once: Mapping[str, float] | None = None) -> None:
-        """Take in one step; what is `once` is reported but is none of the final figures."""
-        self.window.append(metrics | dict(once or {}))
-        self.recent.append(metrics)
-
-    def report(self) -> dict[str, float]:
-        """Return the means since the last report and start anew."""
-        means, self.window = step_means(self.window), []
-        return means
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return {"window": self.window, "recent": list(self.recent)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.window, self.recent = list(state["window"]), deque(state["recent"], maxlen=RECENT)
-
-
-def step_means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average the metrics of several steps, each over the steps that have a finite value of it."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    values = {
-        name: [step[name] for step in steps if math.isfinite(step.get(name, math.nan))] for name in names
-    }
-    return {name: sum(found) / len(found) for name, found in values.items() if found}
 
 
 class _Steps(DataLoader[Example]):
@@ -109,8 +79,9 @@ class Loop(transformers.Trainer):
         examples: What the order's positions mean.
         order: The steps of each epoch.
         checkpoints: Where checkpoints go.
-        config: The trainer's options, for its invariants.
+        config: The trainer's options.
         callbacks: transformers callbacks.
+        evaluation: What `evaluate` does; None where there is no evaluation set.
     """
 
     def __init__(
@@ -122,13 +93,27 @@ class Loop(transformers.Trainer):
         checkpoints: Checkpoints,
         config: Any,
         callbacks: Sequence[transformers.TrainerCallback] = (),
+        evaluation: Evaluation | None = None,
     ) -> None:
-        super().__init__(model=stepper.model, args=arguments, callbacks=list(callbacks))
+        with never_wrapped():
+            super().__init__(
+                model=stepper.model,
+                args=arguments,
+                callbacks=list(callbacks),
+                # transformers calls what this returns with the model, wrapped where the backend wraps it
+                optimizer_cls_and_kwargs=(lambda: self._make_optimizer, {}),  # type: ignore[arg-type]
+            )
         self.remove_callback(transformers.PrinterCallback)
         self.stepper, self.examples, self.order = stepper, examples, order
-        self.checkpoints, self.config = checkpoints, config
+        self.parallel = stepper.parallel
+        self.checkpoints, self.config, self.evaluation = checkpoints, config, evaluation
         self.meter = Meter()
-        self.tokens = 0
+        self.scaling = Scaling(stepper.parallel) if config.fp16 else None
+        if self.scaling is not None:
+            stepper.scale = self.scaling.scale
+            # with it, accelerate's optimizer skips steps, and transformers' loop then leaves the schedule alone
+            self.accelerator.scaler = self.scaling.scaler
+        self.tokens, self.paused = 0, 0.0
         self._rows: list[int] = []
 
     def get_train_dataloader(self) -> DataLoader[Example]:
@@ -146,7 +131,10 @@ class Loop(transformers.Trainer):
         self._rows = [example.row for example in inputs]
         result = self.stepper.backward(inputs)
         if not math.isfinite(result.loss):
+            self._rows = list(result.suspects) or self._rows
             raise self._diverged("the loss", result.loss)
+        if self.scaling is not None:
+            self.scaling.unscale(self.optimizer)
         metrics, once = {"loss": result.loss, **result.metrics}, {}
         if self.state.global_step == 0:
             once = {} if result.gap is None else {GAP: result.gap}
@@ -155,47 +143,153 @@ class Loop(transformers.Trainer):
         self.tokens += result.tokens
         return torch.tensor(result.loss, device=self.args.device)
 
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Evaluate on the evaluation set; ask for a checkpoint of the best weights, and for the end."""
+        assert self.evaluation is not None, "nobody asks for an evaluation without a set"
+        step, best = self.state.global_step, self.evaluation.best
+        started = time.monotonic()
+        metrics = self.evaluation.measure(step)
+        self.paused += time.monotonic() - started
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if step and best is not None:
+            if best.judge(step, metrics):
+                self.state.best_metric, self.state.best_global_step = metrics[best.metric], step
+                self.control.should_save |= self.config.load_best_model_at_end
+            if best.exhausted:
+                self.control.should_save = self.control.should_training_stop = True
+        return metrics
+
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: transformers' estimate wants tensors of inputs."""
         return 0
 
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        """Let the ranks share the model and the optimizer that was made for it."""
+        wrapped, self.optimizer = self.parallel.wrap(self.model, self.optimizer, self.stepper.precision)
+        self.stepper.model = wrapped
+        diverge(self.args.seed, self.parallel.rank)
+        return wrapped
+
+    def _clip_grad_norm(self, model: Any) -> float:
+        return self.parallel.clip(self.stepper.model, self.args.max_grad_norm)
+
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
-        norm = float(super()._get_grad_norm(model, grad_norm))  # type: ignore[no-untyped-call]
-        if not math.isfinite(norm):
+        norm = self.parallel.clip(self.stepper.model, math.inf) if grad_norm is None else float(grad_norm)
+        # An overflow in float16 is not the end: the step is skipped.
+        if not math.isfinite(norm) and self.scaling is None:
             raise self._diverged("the norm of the gradient", norm)
         return norm
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        require_finite(self.stepper.model, f"after step {self.state.global_step}", self.checkpoints)
-        self.checkpoints.write(self.state.global_step, self._fill)
+        weights = self.weights(f"after step {self.state.global_step}", trainable=True)
+        best = None if self.evaluation is None else self.evaluation.best
+        needed = [best.step] if best and best.step and self.config.load_best_model_at_end else []
+        self.checkpoints.write(self.state.global_step, partial(self._fill, weights), needed, self.parallel)
 
-    def _fill(self, directory: Path) -> None:
-        save_weights(directory / WEIGHTS, self.stepper.model)
+    def _fill(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
         assert self.optimizer is not None and self.lr_scheduler is not None
-        state = {
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.lr_scheduler.state_dict(),
-        }
-        save_state(directory, state)
-        save_state(directory, {"random": random_state(), "meter": self.meter.state()}, PROGRESS)
+        Shares(directory, self.parallel).save(self.optimizer)
+        if self.parallel.rank > 0:
+            return
+        save_weights(directory / WEIGHTS, weights)
+        if self.ended:
+            (directory / FINISHED).touch()
+        save_state(directory, {"scheduler": self.lr_scheduler.state_dict(), **self._progress()}, PROGRESS)
         self.state.save_to_json(str(directory / TRAINER_STATE_NAME))
 
+    def weights(self, when: str, trainable: bool = False) -> Mapping[str, torch.Tensor]:
+        """Return the policy's tensors by name, whole, on rank 0, and nothing on other ranks.
+
+        Args:
+            when: When this is, for the message.
+            trainable: Leave frozen parameters out.
+
+        Raises:
+            TrainingDiverged: Some trainable parameter holds NaN or an infinity.
+        """
+        found = self.parallel.weights(self.model, trainable)
+        trained = {name for name, tensor in self.model.named_parameters() if tensor.requires_grad}
+        wrong = (name for name in found if name in trained and not bool(found[name].isfinite().all()))
+        name = self.parallel.agree(next(wrong, None))
+        if name is not None:
+            raise TrainingDiverged(
+                "a weight is not finite",
+                where=when,
+                found=name,
+                fix=f"lower learning_rate; {self.checkpoints.last()}",
+            )
+        return found
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        load_weights(Path(resume_from_checkpoint) / WEIGHTS, self.stepper.model)
+        load_weights(Path(resume_from_checkpoint) / WEIGHTS, self.model, self.parallel)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
         assert self.optimizer is not None and self.lr_scheduler is not None
-        state = load_state(Path(checkpoint))
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.lr_scheduler.load_state_dict(state["scheduler"])
+        Shares(Path(checkpoint), self.parallel).load_optimizer(self.optimizer)
+        self.lr_scheduler.load_state_dict(load_state(Path(checkpoint), PROGRESS)["scheduler"])
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            progress = load_state(Path(checkpoint), PROGRESS)
-            self.meter.restore(progress["meter"])
-            restore_random_state(progress["random"])
+            self.restore_progress(Path(checkpoint))
+            Shares(Path(checkpoint), self.parallel).load_random()
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "meter": self.meter.state(),
+            "loss": dict(self.stepper.state),
+            "evaluation": self.evaluation and self.evaluation.state(),
+            "scaling": self.scaling and self.scaling.state(),
+        }
+
+    @property
+    def ended(self) -> bool:
+        """Whether training came to its end, or to a point from which it is no use to go on."""
+        best = self.evaluation and self.evaluation.best
+        return self.state.global_step >= self.args.max_steps or bool(best and best.exhausted)
+
+    @property
+    def learned(self) -> int:
+        """Steps that moved the weights."""
+        return self.state.global_step - (self.scaling.skipped if self.scaling else 0)
+
+    def take_over(self, checkpoint: Checkpoint) -> None:
+        """Take over the end of a training that was cut off before its result was saved."""
+        self._load_from_checkpoint(str(checkpoint.path))
+        self.state = transformers.TrainerState.load_from_json(str(checkpoint.path / TRAINER_STATE_NAME))
+        self.restore_progress(checkpoint.path)
+
+    def conclude(self) -> tuple[dict[str, float], str]:
+        """Take the best weights where that is asked for; return the final figures and a line about the end."""
+        figures, said = step_means(self.meter.recent), f"{self.state.global_step} steps"
+        if self.state.global_step < self.args.max_steps:
+            said += f" of {self.args.max_steps}, stopped early,"
+        if self.scaling is not None:
+            figures["skipped_steps"] = float(self.scaling.skipped)
+        if self.evaluation is not None:
+            best, chosen = self.evaluation.best, self.config.load_best_model_at_end
+            if best is not None and best.step is not None and chosen:
+                self._load_from_checkpoint(str(self.checkpoints.at(best.step).path))
+                said += f" with the weights of step {best.step}"
+            figures |= self.evaluation.figures(chosen)
+        return figures, said
+
+    def restore_progress(self, checkpoint: Path) -> None:
+        """Take over what a checkpoint knows beside weights, optimizer and random generators."""
+        progress = load_state(checkpoint, PROGRESS)
+        self.meter.restore(progress["meter"])
+        self.stepper.state = progress["loss"]
+        if self.evaluation is not None:
+            self.evaluation.restore(progress["evaluation"])
+        if self.scaling is not None:
+            self.scaling.restore(progress["scaling"])
+
+    def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        self.parallel.prepare(self.model)
+        decayed = self.get_decay_parameter_names(model)
+        return make_optimizer(model, self.config, self.args, decayed)
 
     def _check_start(self, metrics: Mapping[str, float], result: StepResult) -> None:
         problems = [*self.stepper.trainer.invariants(metrics, self.config)]
@@ -217,19 +311,3 @@ class Loop(transformers.Trainer):
             found=f"{value} over rows {', '.join(map(str, self._rows))} (counted from 0)",
             fix=f"lower learning_rate, or look at these rows; {self.checkpoints.last()}",
         )
-
-
-def require_finite(model: torch.nn.Module, when: str, checkpoints: Checkpoints) -> None:
-    """Refuse weights that are not finite.
-
-    Raises:
-        TrainingDiverged: Some trainable parameter holds NaN or an infinity.
-    """
-    for name, tensor in model.named_parameters():
-        if tensor.requires_grad and not bool(tensor.detach().isfinite().all()):
-            raise TrainingDiverged(
-                "a weight is not finite",
-                where=when,
-                found=name,
-                fix=f"lower learning_rate; {checkpoints.last()}",
-            )

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from posttrain.artifacts.kinds import POLICY, Kind, PolicyFacts
-from posttrain.contracts.stage import Estimate, Finding, Input, Inputs, Level, Port, Prediction
+from posttrain.contracts.stage import Certainty, Estimate, Finding, Input, Inputs, Level, Port, Prediction
 from posttrain.contracts.trainer import Trainer
 from posttrain_plugins.handoffs.lineage import certainty
-from posttrain_plugins.training.options import LOGITS, TrainingOptions
+from posttrain_plugins.training.optimizers import OPTIMIZERS
+from posttrain_plugins.training.options import EVALUATION, LOGITS, TOKENS, TrainingOptions
+from posttrain_plugins.training.peft_options import adapter_size
+from posttrain_plugins.training.schedules import FITTED
 
 FLOAT = 4
 """Bytes of a float32: weights, gradients and each of Adam's two moments."""
 ACTIVATIONS = 17
 """Floats a layer keeps for its backward pass, by token and unit of width (Korthikanti et al. 2022, eq. 2)."""
 
+TYPICAL = 1024
+"""Tokens of a long sequence, where neither the options nor the model bound it."""
+
 
 class OfflineTrainer(Trainer):
     """Base of trainers whose steps come from a dataset: model and data in, model or adapter out."""
 
     target = "posttrain_plugins.training.stage:run"
-    shared = {"training loop": 1}
+    shared = {"training loop": 2}
     """Rises when a change of the loop changes results: trainers of other plugins are driven by it too."""
     preload = ("torch", "transformers.trainer")
     tiny = {"max_steps": 2, "num_train_epochs": None, "logging_steps": 1}
@@ -32,17 +39,27 @@ class OfflineTrainer(Trainer):
         super().__init_subclass__(**keywords)
         if hasattr(cls, "formats"):
             data = Port("data", frozenset({Kind.DATASET}), formats=cls.formats, training=True)
-            cls.inputs = (Port("model", POLICY), data)
+            held_out = Port(EVALUATION, data.kinds, formats=cls.formats, optional=True)
+            cls.inputs = (Port("model", POLICY), data, held_out)
+
+    def shrink(self, config: TrainingOptions) -> Mapping[str, Any]:
+        """Train for two steps, evaluate after each, and leave out a schedule that does not fit into them."""
+        shrunk = dict(self.tiny)
+        if config.eval_steps:
+            shrunk |= {"eval_steps": 1}
+        if config.lr_scheduler_type in FITTED:
+            shrunk |= {"lr_scheduler_type": None, "lr_scheduler_kwargs": None, "warmup_steps": None}
+        return shrunk
 
     def outputs(self, config: TrainingOptions) -> tuple[Port, ...]:
-        """Put out a policy: an adapter with `lora`, else what came in."""
-        return (Port("model", frozenset({Kind.ADAPTER}) if config.lora else POLICY),)
+        """Put out a policy: an adapter with `lora` or `peft`, else what came in."""
+        return (Port("model", frozenset({Kind.ADAPTER}) if config.adapter else POLICY),)
 
     def predict(self, config: TrainingOptions, inputs: Inputs) -> Mapping[str, Prediction]:
         """Predict the input's facts with trained weights."""
         source = inputs["model"][0]
         facts: PolicyFacts = source.facts.model_copy(update={"dtype": "float32"})
-        if config.lora is None:
+        if config.adapter is None:
             return {"model": Prediction(source.kind, facts)}
         base = source.artifact.digest if source.artifact and source.kind is Kind.MODEL else facts.base
         update = {"base": base, "parameters": None, "adapter": None}
@@ -50,8 +67,7 @@ class OfflineTrainer(Trainer):
 
     def check(self, config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:
         """Report options that do not suit the model or the data."""
-        model, data = inputs["model"][0], inputs["data"][0]
-        context, columns = model.facts.context, data.facts.columns
+        model, context = inputs["model"][0], inputs["model"][0].facts.context
         if config.max_length is not None and context is not None and config.max_length > context:
             yield _error(
                 "model",
@@ -59,20 +75,21 @@ class OfflineTrainer(Trainer):
                 f"max_length is {config.max_length}, but the model takes {context} tokens",
                 f"set max_length to {context} or less, or leave it out",
             )
-        if config.lora is not None and model.kind is Kind.ADAPTER:
+        if config.adapter is not None and model.kind is Kind.ADAPTER:
+            option = "lora" if config.lora else "peft"
             yield _error(
                 "model",
                 model,
-                "`lora` would put a new adapter on a model that already is one",
-                "leave `lora` out to go on training the adapter, or start from its base",
+                f"`{option}` would put a new adapter on a model that already is one",
+                f"leave `{option}` out to go on training the adapter, or start from its base",
             )
-        if config.weight_column is not None and columns is not None and config.weight_column not in columns:
-            yield _error(
-                "data",
-                data,
-                f"not every row has the weight column `{config.weight_column}`",
-                f"name one of {', '.join(columns)}, or leave weight_column out",
-            )
+        yield from _check_quantization(config, model)
+        yield from _check_columns(config, inputs)
+        yield from _check_evaluation(config, inputs)
+        package = OPTIMIZERS[config.optim].package
+        if package is not None and importlib.util.find_spec(package) is None:
+            message = f"optim `{config.optim}` needs {package}, which is not installed"
+            yield _error("model", model, message, "install `posttrain[quant]`, or use adamw_torch_fused")
 
     def estimate(self, config: TrainingOptions, inputs: Inputs) -> Estimate | None:
         """Estimate the memory from above: as if every token of a full micro-batch were supervised."""
@@ -81,28 +98,90 @@ class OfflineTrainer(Trainer):
         if inputs["model"][0].kind is not Kind.MODEL or facts.parameters is None or None in shape:
             return None
         layers, width, embeddings = (int(size or 0) for size in shape)
-        trainable = (
-            facts.parameters if config.lora is None else _lora_parameters(config.lora.r, layers, width)
-        )
-        moments = 0 if config.optim == "sgd" else 2
-        longest = config.max_length or facts.context or config.micro_batch_tokens
-        tokens = min(config.micro_batch_tokens, config.batch_size * self.sequences * longest)
+        trainable = facts.parameters
+        if config.adapter is not None:
+            trainable = adapter_size(config.adapter, layers, width, embeddings)
+        inside = min(trainable, embeddings * width) if config.adapter is None else 0
+        state = OPTIMIZERS[config.optim].floats(trainable, inside)
+        state += trainable if config.optim_args.get("momentum") else 0
+        tokens, longest, bound = self._micro_batch(config, facts.context)
         kept = 1 if config.gradient_checkpointing else ACTIVATIONS
         activations = tokens * width * (layers * kept + ACTIVATIONS)
         # An example stays whole, however many logits it has.
         scored = min(tokens, max(LOGITS // embeddings, self.sequences * longest))
-        floats = facts.parameters + trainable * (1 + moments) + activations + 2 * scored * embeddings
+        floats = trainable + state + activations + 2 * scored * embeddings
+        weights = facts.parameters * FLOAT
+        if config.quantization is not None:
+            weights = _quantized(facts.parameters, 2 * embeddings * width)
         return Estimate(
             parameters=facts.parameters,
             trainable=trainable,
-            memory_bytes=floats * FLOAT,
-            note=f"at most, with micro-batches of {tokens} tokens",
+            memory_bytes=weights + floats * FLOAT,
+            note=f"{bound}, with micro-batches of {tokens} tokens",
+        )
+
+    def _micro_batch(self, config: TrainingOptions, context: int | None) -> tuple[int, int, str]:
+        """Return tokens of a micro-batch and of its longest sequence, and whether these are bounds.
+
+        What `auto` will measure is not known: at least one example has to fit.
+        """
+        if config.micro_batch_tokens == "auto":
+            longest = config.max_length or context or TYPICAL
+            return self.sequences * longest, longest, "at least"
+        tokens = config.micro_batch_tokens or max(TOKENS.values())
+        longest = config.max_length or context or tokens
+        return (
+            min(tokens, config.batch_size * self.sequences * longest),
+            longest,
+            "at most",
         )
 
 
-def _lora_parameters(rank: int, layers: int, width: int) -> int:
-    """Adapters on four attention and three feed-forward projections (four times as wide) of every layer."""
-    return rank * layers * (4 * 2 * width + 3 * 5 * width)
+def _quantized(parameters: int, kept: int) -> int:
+    """Bytes of weights in 4 bits with a scale for each 64; embeddings and head, `kept`, stay as they are."""
+    kept = min(parameters, kept)
+    return (parameters - kept) * 9 // 16 + kept * FLOAT
+
+
+def _check_quantization(config: TrainingOptions, model: Input) -> Iterable[Finding]:
+    if config.quantization is None:
+        return
+    if importlib.util.find_spec("bitsandbytes") is None:
+        message = "quantization needs bitsandbytes, which is not installed"
+        yield _error("model", model, message, "install `posttrain[quant]`, or leave `quantization` out")
+    if config.adapter is None and model.kind is Kind.MODEL:
+        yield _error(
+            "model",
+            model,
+            "weights in 4 bits cannot be trained, only an adapter on them",
+            "add `lora` or `peft`, start from an adapter, or leave `quantization` out",
+        )
+
+
+def _check_columns(config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:
+    for port in ("data", EVALUATION):
+        for data in inputs.get(port, ()):
+            columns = data.facts.columns
+            if config.weight_column is None or columns is None or config.weight_column in columns:
+                continue
+            yield _error(
+                port,
+                data,
+                f"not every row has the weight column `{config.weight_column}`",
+                f"name one of {', '.join(columns)}, or leave weight_column out",
+            )
+
+
+def _check_evaluation(config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:
+    if config.evaluates and not inputs.get(EVALUATION):
+        yield Finding(
+            "trainer",
+            Level.ERROR,
+            Certainty.VERIFIED,
+            f"{', '.join(config.evaluates)} would be ignored: nothing is connected to the port `{EVALUATION}`",
+            port=EVALUATION,
+            fix=f"connect a dataset that is not trained on to `{EVALUATION}`, or leave these options out",
+        )
 
 
 def _error(port: str, found: Input, message: str, fix: str) -> Finding:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from posttrain.artifacts.manifest import canonical
 from posttrain.contracts.trainer import Example
-from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.training.checkpoints import damage, write_directory
 from posttrain_plugins.training.step import Stepper
 
@@ -45,7 +44,7 @@ def reference_log_probs(
     """
     if damage(directory) is None and json.loads((directory / IDENTITY).read_text()) == identity:
         return _by_row(load_file(directory / LOG_PROBS))
-    found = _computed(stepper, examples, pause)
+    found = stepper.totals(examples, pause)
     rows = sorted(found)
 
     def fill(path: Path) -> None:
@@ -53,7 +52,8 @@ def reference_log_probs(
         save_file({"rows": torch.tensor(rows), "log_probs": values}, path / LOG_PROBS)
         (path / IDENTITY).write_text(json.dumps(identity))
 
-    write_directory(directory, fill)
+    if stepper.parallel.rank == 0:
+        write_directory(directory, fill)
     return found
 
 
@@ -67,19 +67,6 @@ def reference_identity(policy: str, examples: Sequence[Example], options: Mappin
             digest.update(np.asarray(sequence.tokens, _INTEGER).tobytes())
             digest.update(np.fromiter(map(bool, sequence.supervised), bool, len(sequence.tokens)).tobytes())
     return digest.hexdigest()
-
-
-def _computed(
-    stepper: Stepper, examples: Sequence[Example], pause: Callable[[int], None]
-) -> dict[int, Tensor]:
-    found: dict[int, Tensor] = {}
-    with evaluating(stepper.model):
-        for micro in stepper.micro_batches(examples):
-            scores = stepper.score(micro)
-            totals = scores.totals(scores.logp).cpu()
-            found.update((example.row, totals[i].clone()) for i, example in enumerate(micro.examples))
-            pause(len(found))
-    return found
 
 
 def _by_row(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:

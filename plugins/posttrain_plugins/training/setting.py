@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,36 +13,9 @@ import torch.utils.deterministic as switches
 import transformers
 
 from posttrain.errors import StageError
-from posttrain_plugins.training.options import Lora, TrainingOptions
+from posttrain_plugins.training.options import TrainingOptions
 from posttrain_plugins.training.randomness import random_state, restore_random_state
-
-
-def with_adapter(model: Any, lora: Lora) -> Any:
-    """Put a fresh adapter on a model; the model itself is frozen.
-
-    Raises:
-        StageError: No module has one of the target names.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
-        use_rslora=lora.rslora,
-        use_dora=lora.dora,
-    )
-    try:
-        return get_peft_model(model, config)
-    except ValueError as error:
-        raise StageError(
-            "the adapter does not fit the model",
-            where="lora.target_modules",
-            found=str(error),
-            fix="name modules that the model has, or `all-linear`",
-        ) from error
+from posttrain_plugins.training.schedules import FITTED
 
 
 @contextmanager
@@ -111,21 +85,31 @@ def same_config(model: Any) -> Iterator[None]:
 
 
 def arguments(config: TrainingOptions, steps: int, directory: Path) -> transformers.TrainingArguments:
-    """Translate the options; nothing is reported outside the process."""
+    """Translate the options; nothing is reported outside the process.
+
+    Raises:
+        StageError: The schedule does not fit the number of steps.
+    """
+    # It would warn that the ranks were not started in a way that it knows.
+    logging.getLogger("transformers.training_args").setLevel(logging.ERROR)
     made = transformers.TrainingArguments(
         output_dir=str(directory),
         max_steps=steps,
         per_device_train_batch_size=config.batch_size,
         learning_rate=config.learning_rate,
         lr_scheduler_type=config.lr_scheduler_type,
+        lr_scheduler_kwargs=dict(config.lr_scheduler_kwargs),
         warmup_steps=config.warmup_steps,
         optim=config.optim,
+        optim_args=",".join(f"{name}={value}" for name, value in config.optim_args.items()) or None,
         weight_decay=config.weight_decay,
         adam_beta1=config.adam_beta1,
         adam_beta2=config.adam_beta2,
         adam_epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm,
         activation_checkpointing=config.gradient_checkpointing,
+        # The other kind gives no gradient to adapters on frozen embeddings.
+        activation_checkpointing_kwargs={"use_reentrant": False},
         seed=config.seed,
         logging_steps=config.logging_steps,
         logging_nan_inf_filter=False,
@@ -136,4 +120,20 @@ def arguments(config: TrainingOptions, steps: int, directory: Path) -> transform
         use_cpu=not torch.cuda.is_available(),
     )
     made._n_gpu = min(made.n_gpu, 1)
+    _require_fit(config, made.get_warmup_steps(steps), steps)
     return made
+
+
+def _require_fit(config: TrainingOptions, warmup: int, steps: int) -> None:
+    """Refuse a warm-up and a decay that are longer than the training: transformers would cut or crash."""
+    if config.lr_scheduler_type not in FITTED:
+        return
+    decay = int(config.lr_scheduler_kwargs.get("num_decay_steps", 1))
+    if warmup + decay > steps:
+        raise StageError(
+            f"the schedule {config.lr_scheduler_type} does not fit the training",
+            where="lr_scheduler_type",
+            found=f"{warmup} steps of warm-up and at least {decay} of decay",
+            expected=f"at most {steps} steps together",
+            fix="lower warmup_steps or num_decay_steps, or train longer",
+        )

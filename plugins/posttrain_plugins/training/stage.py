@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,33 +12,30 @@ from typing import Any
 from torch import Tensor
 
 from posttrain.artifacts.kinds import Kind
+from posttrain.contracts.backend import Parallel, Place
 from posttrain.contracts.component import Component
-from posttrain.contracts.registration import Group
+from posttrain.contracts.loss import Need
+from posttrain.contracts.registration import Group, load_target
 from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.contracts.trainer import Example, Trainer
-from posttrain.errors import Interrupted
+from posttrain.errors import Interrupted, StageError
 from posttrain_plugins.data.rows import read_rows
+from posttrain_plugins.launchers.local import together
 from posttrain_plugins.models.policy import Policy, open_policy, save_policy, usable_device
-from posttrain_plugins.training.batches import DataOrder, probe
-from posttrain_plugins.training.checkpoints import (
-    PROGRESS,
-    WEIGHTS,
-    Checkpoint,
-    Checkpoints,
-    load_state,
-    load_weights,
-)
+from posttrain_plugins.training.adapters import Adapted, with_adapter
+from posttrain_plugins.training.assembly import assemble
+from posttrain_plugins.training.batches import DataOrder
+from posttrain_plugins.training.checkpoints import Checkpoints
+from posttrain_plugins.training.evaluation import Best, Evaluation
 from posttrain_plugins.training.examples import Prepared, prepare
-from posttrain_plugins.training.head import TOLERANCE
-from posttrain_plugins.training.loop import Loop, require_finite, step_means
-from posttrain_plugins.training.options import TrainingOptions
+from posttrain_plugins.training.loop import Loop
+from posttrain_plugins.training.options import EVALUATION, TrainingOptions
 from posttrain_plugins.training.reference import reference_identity, reference_log_probs
 from posttrain_plugins.training.setting import (
     arguments,
     deterministic,
     drops,
     same_config,
-    with_adapter,
     without_dropout,
 )
 from posttrain_plugins.training.step import Stepper
@@ -53,22 +50,39 @@ def run(context: StageContext) -> Outcome:
         TrainingDiverged: A loss, gradient or weight stopped being finite.
         Interrupted: The stage was asked to stop; a checkpoint has been written.
     """
+    backend = context.component(context.config.backend, Group.BACKEND)
+    return together(context, backend.plugin.ranks(backend.config), partial(_on_rank, backend))
+
+
+def _on_rank(backend: Component, context: StageContext, place: Place) -> Outcome:
+    """Train as one of the ranks; what rank 0 returns counts."""
+    parallel: Parallel = load_target(backend.plugin.target)(place, backend.config)
+    try:
+        return _train(context, parallel)
+    finally:
+        parallel.close()
+
+
+def _train(context: StageContext, parallel: Parallel) -> Outcome:
     config: TrainingOptions = context.config
     trainer = _trainer(context)
     loss = context.component(context.config.loss, Group.LOSS)
     with deterministic(config.seed), ExitStack() as stack:
-        policy = open_policy(context.input("model"), context, trainable=True, device=usable_device())
+        policy = _open(context)
         prepared = _prepare(context, policy)
-        model = policy.model if config.lora is None else with_adapter(policy.model, config.lora)
+        adapted = _adapted(config, policy)
+        model = adapted.model
         stack.enter_context(same_config(model))
         if not trainer.dropout:
             stack.enter_context(without_dropout(model))
-        session = _session(context, policy, model, prepared, loss)
-        figures = session.train()
-    require_finite(model, "after the last step", session.loop.checkpoints)
-    _save(context, policy, model)
-    summary = f"{session.steps} steps over {len(prepared.examples)} rows, loss {figures['loss']:.4f}"
-    return Outcome(figures={**figures, **prepared.figures}, steps=session.steps, summary=summary)
+        parallel.prepare(model)
+        session = _session(context, policy, model, prepared, loss, parallel)
+        figures, said = session.train()
+    weights = session.loop.weights("after the last step", trainable=hasattr(model, "peft_config"))
+    if parallel.rank == 0:
+        _save(context, policy, adapted, weights)
+    summary = f"{said} over {len(prepared.examples)} rows, loss {figures['loss']:.4f}"
+    return Outcome(figures={**figures, **prepared.figures}, steps=session.loop.learned, summary=summary)
 
 
 @dataclass(frozen=True)
@@ -79,27 +93,22 @@ class Session:
     loop: Loop
     steps: int
 
-    def train(self) -> dict[str, float]:
-        """Train from the newest checkpoint, if there is one, to the last step; return the final figures."""
+    def train(self) -> tuple[dict[str, float], str]:
+        """Train from the newest checkpoint, if there is one, to the end; return final figures and a summary."""
         checkpoint = self.loop.checkpoints.newest()
         if checkpoint is not None:
             self.context.note(f"going on from step {checkpoint.step} of {self.steps}")
-        if checkpoint is not None and checkpoint.step >= self.steps:
-            self._restore(checkpoint)
+        if checkpoint is not None and checkpoint.finished:
+            self.loop.take_over(checkpoint)
         else:
             self.loop.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.path))
-            if self.loop.state.global_step < self.steps:
-                raise Interrupted(
-                    "training was asked to stop",
-                    where=f"step {self.loop.state.global_step} of {self.steps}",
-                    fix="`posttrain resume` goes on from the checkpoint just written",
-                )
-        return step_means(self.loop.meter.recent)
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Take over the end of a training that was cut off before its result was saved."""
-        load_weights(checkpoint.path / WEIGHTS, self.loop.stepper.model)
-        self.loop.meter.restore(load_state(checkpoint.path, PROGRESS)["meter"])
+        if not self.loop.ended:
+            raise Interrupted(
+                "training was asked to stop",
+                where=f"step {self.loop.state.global_step} of {self.steps}",
+                fix="`posttrain resume` goes on from the checkpoint just written",
+            )
+        return self.loop.conclude()
 
 
 def _trainer(context: StageContext) -> Trainer:
@@ -107,8 +116,8 @@ def _trainer(context: StageContext) -> Trainer:
     return context.stage
 
 
-def _prepare(context: StageContext, policy: Policy) -> Prepared:
-    config, data = context.config, context.input("data")
+def _prepare(context: StageContext, policy: Policy, port: str = "data") -> Prepared:
+    config, data = context.config, context.input(port)
     prepared = prepare(
         _trainer(context),
         read_rows(data),
@@ -119,18 +128,24 @@ def _prepare(context: StageContext, policy: Policy) -> Prepared:
         weight_column=config.weight_column,
     )
     for text in prepared.notes:
-        _warn(context, text)
+        _warn(context, text if port == "data" else f"port {port}: {text}")
     return prepared
 
 
 def _session(
-    context: StageContext, policy: Policy, model: Any, prepared: Prepared, loss: Component
+    context: StageContext,
+    policy: Policy,
+    model: Any,
+    prepared: Prepared,
+    loss: Component,
+    parallel: Parallel,
 ) -> Session:
     config: TrainingOptions = context.config
     order = DataOrder(len(prepared.examples), config.batch_size, config.seed, config.shuffle)
     steps = _steps(config, order.steps_per_epoch)
     pad = policy.encoder.pad_id or 0
-    stepper = Stepper(model, _trainer(context), loss, pad, config.micro_batch_tokens, config.bf16)
+    stepper = assemble(context, model, loss, pad, prepared.examples, order, parallel)
+    evaluation = _evaluation(context, policy, stepper)
     loop = Loop(
         arguments(config, steps, context.work / "transformers"),
         stepper,
@@ -138,19 +153,28 @@ def _session(
         order,
         Checkpoints(context.work / "checkpoints", config.save_total_limit, partial(_warn, context)),
         config,
+        evaluation=evaluation,
     )
     loop.add_callback(Watch(context, loop, steps))
-    told = stepper.choose_head(probe(prepared.examples), TOLERANCE[config.bf16])
-    if told is not None:
-        _warn(context, told)
     if drops(model):
         context.note(
             "dropout is active, and its masks depend on micro_batch_tokens: another cut, other numbers"
         )
-    if loss.plugin.needs_reference:
+    if Need.REFERENCE in loss.plugin.needs:
         visited = [prepared.examples[position] for position in order.visited(steps)]
-        stepper.reference = _reference(context, policy, stepper, visited)
+        if evaluation is not None:
+            held_out = evaluation.examples
+            evaluation.reference = _reference(context, policy, stepper, held_out, "evaluation-reference")
+        stepper.reference = _reference(context, policy, stepper, visited, "reference")
     return Session(context, loop, steps)
+
+
+def _evaluation(context: StageContext, policy: Policy, stepper: Stepper) -> Evaluation | None:
+    """Prepare what is connected to the port `eval`, if something is."""
+    if not context.inputs.get(EVALUATION):
+        return None
+    config, prepared = context.config, _prepare(context, policy, EVALUATION)
+    return Evaluation(stepper, prepared.examples, config.eval_steps, Best.of(config), prepared.figures)
 
 
 def _steps(config: TrainingOptions, steps_per_epoch: int) -> int:
@@ -161,13 +185,14 @@ def _steps(config: TrainingOptions, steps_per_epoch: int) -> int:
 
 
 def _reference(
-    context: StageContext, policy: Policy, stepper: Stepper, examples: Sequence[Example]
+    context: StageContext, policy: Policy, stepper: Stepper, examples: Sequence[Example], name: str
 ) -> dict[int, Tensor]:
     config = context.config
     options = {
-        "bf16": config.bf16,
+        "precision": config.precision,
         "seed": config.seed,
-        "lora": config.lora and config.lora.model_dump(mode="json"),
+        "adapter": config.adapter and config.adapter.model_dump(mode="json"),
+        "quantization": config.quantization and config.quantization.model_dump(mode="json"),
     }
 
     def pause(done: int) -> None:
@@ -180,16 +205,34 @@ def _reference(
             )
 
     identity = reference_identity(policy.artifact.digest, examples, options)
-    return reference_log_probs(stepper, examples, context.work / "reference", identity, pause)
+    return reference_log_probs(stepper, examples, context.work / name, identity, pause)
 
 
-def _save(context: StageContext, policy: Policy, model: Any) -> None:
-    directory = context.output("model")
+def _open(context: StageContext) -> Policy:
+    return open_policy(
+        context.input("model"),
+        context,
+        trainable=True,
+        device=usable_device(),
+        quantization=context.config.quantization,
+    )
+
+
+def _adapted(config: TrainingOptions, policy: Policy) -> Adapted:
+    if config.adapter is not None:
+        return with_adapter(policy.model, config.adapter, policy.encoder.files.plain.token_to_id)
+    if config.quantization is not None and policy.base is None:
+        raise StageError("weights in 4 bits cannot be trained", fix="add `lora`, or leave `quantization` out")
+    return Adapted(policy.model)
+
+
+def _save(context: StageContext, policy: Policy, adapted: Adapted, weights: Mapping[str, Tensor]) -> None:
+    directory, model, source = context.output("model"), adapted.model, policy.artifact.path
     if not hasattr(model, "peft_config"):
-        context.describe("model", Kind.MODEL, save_policy(directory, model, policy.artifact.path))
+        context.describe("model", Kind.MODEL, save_policy(directory, model, source, weights=weights))
         return
     base = policy.artifact if policy.base is None else policy.base
-    facts = save_policy(directory, model, policy.artifact.path, base=base.digest)
+    facts = save_policy(directory, model, source, base=base.digest, initial=adapted.initial, weights=weights)
     context.describe("model", Kind.ADAPTER, facts)
 
 

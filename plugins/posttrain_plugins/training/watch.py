@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,16 +21,32 @@ class Watch(transformers.TrainerCallback):
         self._since = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the clock."""
-        self._since = time.monotonic()
+        """Start the clock; evaluate the policy as it came, if that is asked for."""
+        if state.global_step == 0 and self.loop.config.eval_on_start:
+            self.loop.evaluate()
+        self.loop.paused, self._since = 0.0, time.monotonic()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the steps that float16 skips."""
+        if self.loop.scaling is not None:
+            skipped = self.loop.accelerator.optimizer_step_was_skipped
+            self.loop.scaling.count(skipped, state.global_step + 1, self.loop.checkpoints.last())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report progress; ask for a checkpoint and the end when stopping."""
+        """Report progress; ask for evaluations, and for a checkpoint and the end when stopping."""
         self.context.progress(state.global_step, self.steps, "steps")
         if state.global_step >= self.steps:
             control.should_log = True
-        if self.context.stopping:
+        evaluation = self.loop.evaluation
+        if evaluation is not None and evaluation.due(state.global_step, self.steps):
+            control.should_evaluate = True
+        # Rank 0 is asked to stop, and all of them have to stop at the same step.
+        if self.loop.parallel.agree(self.context.stopping):
             control.should_save = control.should_training_stop = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Stream what an evaluation came to."""
+        self.context.metrics(state.global_step, rest["metrics"])
 
     def on_log(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Stream the metrics of the steps since the last report."""
@@ -39,6 +56,9 @@ class Watch(transformers.TrainerCallback):
         now = time.monotonic()
         values = self.loop.meter.report()
         values |= {name: float(logs[name]) for name in ("learning_rate", "grad_norm") if name in logs}
-        values["tokens_per_second"] = self.loop.tokens / max(now - self._since, 1e-9)
-        self.loop.tokens, self._since = 0, now
+        if self.loop.scaling is not None:
+            values["skipped_steps"] = float(self.loop.scaling.skipped)
+            values = {name: value for name, value in values.items() if math.isfinite(value)}
+        values["tokens_per_second"] = self.loop.tokens / max(now - self._since - self.loop.paused, 1e-9)
+        self.loop.tokens, self.loop.paused, self._since = 0, 0.0, now
         self.context.metrics(state.global_step, values)

@@ -1,0 +1,46 @@
+"""What the components of a node need of the machine and of each other."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+from posttrain.contracts.backend import Backend
+from posttrain.contracts.registration import Group
+from posttrain.contracts.stage import Certainty, Finding, Level
+from posttrain.planning.nodes import Node
+from posttrain.registry.catalogue import Catalogue
+from posttrain.registry.components import choices
+from posttrain.wording import listed
+
+
+def shortfalls(node: Node, catalogue: Catalogue) -> Iterator[Finding]:
+    """Yield what is missing for the components that a node's options name.
+
+    Libraries are looked for in this interpreter, so nothing is said of a node that has another one.
+    """
+    for path, choice, group in choices(node.config):
+        option = ".".join(map(str, path))
+        registration = catalogue.entry(group, choice.name).registration
+        missing = [name for name in registration.requires if importlib.util.find_spec(name) is None]
+        if missing and node.runtime.python is None:
+            packages = listed(missing)
+            yield _finding(option, f"`{choice.name}` needs {packages}", f"install {packages}")
+        if group is Group.BACKEND:
+            yield from _of_backend(option, node, catalogue.make(group, choice.name), choice.config)  # type: ignore[attr-defined]
+
+
+def _of_backend(option: str, node: Node, backend: Backend, config: object) -> Iterator[Finding]:
+    ranks, gpus = backend.ranks(config), node.resources.gpus
+    if 0 < gpus < ranks:
+        yield _finding(
+            option,
+            f"there are {ranks} ranks and {gpus} GPUs, and a rank needs a GPU of its own",
+            f"set `resources.gpus` to {ranks}, or `{option}.ranks` to {gpus}",
+        )
+    for problem in backend.problems(config, node.config):
+        yield _finding(option, problem, None)
+
+
+def _finding(option: str, message: str, fix: str | None) -> Finding:
+    return Finding("requirements", Level.ERROR, Certainty.VERIFIED, f"{option}: {message}", fix=fix)

@@ -1,0 +1,1 @@
+"""Backends: how the ranks of one training work together."""

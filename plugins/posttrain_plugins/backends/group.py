@@ -1,0 +1,116 @@
+"""What backends with several ranks have in common: the process group and what goes over it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from posttrain.contracts.backend import Parallel, Place
+from posttrain.contracts.component import Config
+from posttrain_plugins.backends.weights import copy_into, ordinary
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""All ranks are on this machine, and nothing listens outside it."""
+FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Libraries that find these would take the ranks for theirs."""
+
+_LEFT: list[Any] = []
+"""Groups that were left, until the process ends. gloo's destructor waits, holding the interpreter's lock, for threads
+of its own that may be about to take that lock: right after a collective both would wait for ever."""
+
+
+class Group(Parallel):
+    """The ranks of a training as a process group: gloo for what is on CPUs, NCCL for what is on GPUs.
+
+    Args:
+        place: Where this rank stands.
+        config: The backend's options.
+    """
+
+    def __init__(self, place: Place, config: Config) -> None:
+        self.rank, self.size, self.config = place.rank, place.size, config
+        cuda = torch.cuda.is_available()
+        # Each rank was given one GPU to see.
+        self.device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+        with environment({**dict.fromkeys(FORGOTTEN), **LOOPBACK}):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                store=dist.FileStore(str(place.meeting), place.size),
+                rank=place.rank,
+                world_size=place.size,
+            )
+            # gloo connects at the first use, which must still see the interface.
+            dist.barrier()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up over the ranks, in the tensor's own precision."""
+        total = tensor.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    def agree(self, value: Any) -> Any:
+        """Send rank 0's value to everybody."""
+        text = json.dumps(value).encode() if self.rank == 0 else b""
+        length = torch.tensor(len(text))
+        dist.broadcast(length, src=0)
+        content = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank == 0:
+            content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        dist.broadcast(content, src=0)
+        return json.loads(bytes(content.tolist()))
+
+    def barrier(self) -> None:
+        """Wait for every rank. Reducing a number on the CPU needs no GPU to be idle."""
+        dist.all_reduce(torch.zeros(1))
+
+    def clip(self, model: Any, limit: float) -> float:
+        """Clip as torch does: every rank has the whole gradient."""
+        return float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
+
+    def weights(self, model: Any, trainable: bool = False) -> Mapping[str, Tensor]:
+        """Return rank 0's tensors."""
+        return ordinary(model, trainable, keep=self.rank == 0)
+
+    def load(self, model: Any, weights: Mapping[str, Tensor]) -> None:
+        """Copy into the model's tensors."""
+        copy_into(model, weights)
+
+    def state(self, optimizer: Any) -> Any:
+        """Return the optimizer's own state."""
+        return optimizer.state_dict()
+
+    def restore(self, optimizer: Any, state: Any) -> None:
+        """Let the optimizer load it."""
+        optimizer.load_state_dict(state)
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            _LEFT.extend(dist.distributed_c10d._world.pg_map)
+            dist.destroy_process_group()
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables, or take them away (None), and put them back afterwards."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set(changes)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

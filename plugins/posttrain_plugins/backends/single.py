@@ -1,0 +1,65 @@
+"""One process: nothing is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.contracts.backend import Parallel, Place
+from posttrain.contracts.component import Config
+from posttrain_plugins.backends.weights import copy_into, ordinary
+
+
+class Single(Parallel):
+    """The whole training in this process."""
+
+    repeatable = True
+
+    def __init__(self, place: Place | None = None, config: Config | None = None) -> None:
+        self.rank, self.size = 0, 1
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def wrap(self, model: Any, optimizer: Any, precision: Any = None) -> tuple[Any, Any]:
+        """Leave both as they are."""
+        return model, optimizer
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the micro-batch's gradient."""
+        torch.autograd.backward(loss)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return it as it is."""
+        return tensor
+
+    def agree(self, value: Any) -> Any:
+        """Return it as it is."""
+        return value
+
+    def barrier(self) -> None:
+        """Go on at once."""
+
+    def clip(self, model: Any, limit: float) -> float:
+        """Clip as torch does."""
+        return float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
+
+    def weights(self, model: Any, trainable: bool = False) -> Mapping[str, Tensor]:
+        """Return the model's own tensors."""
+        return ordinary(model, trainable)
+
+    def load(self, model: Any, weights: Mapping[str, Tensor]) -> None:
+        """Copy into the model's tensors."""
+        copy_into(model, weights)
+
+    def state(self, optimizer: Any) -> Any:
+        """Return the optimizer's own state."""
+        return optimizer.state_dict()
+
+    def restore(self, optimizer: Any, state: Any) -> None:
+        """Let the optimizer load it."""
+        optimizer.load_state_dict(state)
+
+    def close(self) -> None:
+        """Leave nothing."""

@@ -1,0 +1,1 @@
+"""Launchers: how the ranks of one training are started."""

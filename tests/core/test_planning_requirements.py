@@ -1,0 +1,85 @@
+"""What the plan says of the components that options name; and that a backend is no part of a key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers.contexts import catalogue, configured
+
+from posttrain.planning import requirements
+from posttrain.planning.keys import plugin_identities
+from posttrain.planning.nodes import Node
+from posttrain.planning.requirements import shortfalls
+from posttrain.planning.spec import Resources, Runtime
+from posttrain.registry.components import choices, semantic
+
+
+def node(backend: Any, *, gpus: int = 0, python: str | None = None, **options: Any) -> Node:
+    stage = catalogue().stage("train.sft")
+    config = configured(stage, backend=backend, **options)
+    return Node(
+        name="sft",
+        stage="sft",
+        uses="train.sft",
+        plugin=stage,
+        config=config,
+        inputs={},
+        needs=(),
+        resources=Resources(gpus=gpus),
+        runtime=Runtime(python=python),
+    )
+
+
+def said(one: Node) -> list[str]:
+    return [finding.message for finding in shortfalls(one, catalogue())]
+
+
+@pytest.mark.parametrize(
+    "backend", ["single", {"name": "ddp", "ranks": 4}, "fsdp2", {"name": "deepspeed", "stage": 3}]
+)
+def test_nothing_is_said_where_nothing_is_missing(backend: Any):
+    assert said(node(backend)) == []
+
+
+def test_a_rank_needs_a_gpu_of_its_own():
+    (message,) = said(node({"name": "ddp", "ranks": 4}, gpus=2))
+    assert "4 ranks and 2 GPUs" in message
+    assert said(node({"name": "ddp", "ranks": 2}, gpus=2)) == []
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
+    (finding,) = shortfalls(node("deepspeed"), catalogue())
+    assert "`deepspeed` needs deepspeed" in finding.message
+    assert said(node("ddp")) == []
+    assert said(node("deepspeed", python="/other/python")) == [], "another interpreter may have it"
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "expected"),
+    [
+        ("deepspeed", {"fp16": True}, "fp16"),
+        ("deepspeed", {"optim": "adafactor"}, "whole tensors"),
+        ("fsdp2", {"optim": "adamw_bnb_8bit"}, "whole tensors"),
+        ("fsdp2", {"lora": {"r": 2}, "quantization": {}}, "4 bits"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(backend: str, options: dict[str, Any], expected: str):
+    (message,) = said(node(backend, **options))
+    assert expected in message
+    assert said(node("ddp", **options)) == []
+
+
+def test_a_backend_is_no_part_of_a_key():
+    one, other = node("single"), node({"name": "fsdp2", "ranks": 3})
+    assert semantic(one.config) == semantic(other.config)
+    identities = [plugin_identities(each.uses, each.config, catalogue()) for each in (one, other)]
+    assert identities[0] == identities[1]
+    assert "backend" not in identities[0]["components"]
+    assert "loss" in identities[0]["components"]
+
+
+def test_a_backend_is_still_a_component():
+    found = {".".join(map(str, path)): choice.name for path, choice, _ in choices(node("ddp").config)}
+    assert found == {"loss": "nll", "backend": "ddp"}

@@ -1,0 +1,138 @@
+"""Whole trainings on two ranks: what they save, how they resume, and what a change of backend does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.rank_work import TRAINING, training
+from helpers.ranks import in_own_process
+
+from posttrain.errors import StageError
+
+pytestmark = pytest.mark.slow
+
+BACKENDS: dict[str, Any] = {
+    "single": "single",
+    "ddp": {"name": "ddp", "ranks": 2},
+    "fsdp2": {"name": "fsdp2", "ranks": 2},
+    "zero-2": {"name": "deepspeed", "ranks": 2, "stage": 2},
+    "zero-3": {"name": "deepspeed", "ranks": 2, "stage": 3},
+}
+SEVERAL = [name for name in BACKENDS if name != "single"]
+DROPOUT = {"dropout": 0.2}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Trainings from start to end, one of each kind."""
+    done: dict[str, dict[str, Any]] = {}
+
+    def of(backend: str, **options: Any) -> dict[str, Any]:
+        key = json.dumps([backend, options])
+        if key not in done:
+            directory = tmp_path_factory.mktemp(backend)
+            done[key] = in_own_process(training, directory, BACKENDS[backend], options)
+        return done[key]
+
+    return of
+
+
+@pytest.mark.parametrize("backend", SEVERAL)
+def test_what_is_saved_is_one_ordinary_model(backend: str, undisturbed: Any):
+    """Names, shapes and configuration of a single process's; values differ by the rounding of seven steps."""
+    alone, found = undisturbed("single"), undisturbed(backend)
+    assert found["files"] == alone["files"]
+    assert found["config"] == alone["config"]
+    assert {n: w.shape for n, w in found["weights"].items()} == {
+        n: w.shape for n, w in alone["weights"].items()
+    }
+    for name, tensor in found["weights"].items():
+        assert np.abs(tensor - alone["weights"][name]).max() < 1e-3
+    losses = [[step["loss"] for step in each["metrics"].values()] for each in (alone, found)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero-3"])
+def test_precision_memory_and_budget_go_with_every_backend(backend: str, undisturbed: Any):
+    options = {"bf16": True, "gradient_checkpointing": True, "micro_batch_tokens": "auto"}
+    alone, found = undisturbed("single", **options), undisturbed(backend, **options)
+    losses = [[step["loss"] for step in each["metrics"].values()] for each in (alone, found)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[0] != pytest.approx(
+        [step["loss"] for step in undisturbed("single")["metrics"].values()], rel=1e-7
+    ), "bfloat16 was used"
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero-3"])
+def test_an_adapter_is_saved_whole(backend: str, undisturbed: Any):
+    alone, found = undisturbed("single", lora={"r": 2}), undisturbed(backend, lora={"r": 2})
+    assert found["files"] == alone["files"]
+    assert {n: w.shape for n, w in found["weights"].items()} == {
+        n: w.shape for n, w in alone["weights"].items()
+    }
+    assert all(tensor.ndim == 2 and tensor.size for tensor in found["weights"].values())
+    for name, tensor in found["weights"].items():
+        assert np.abs(tensor - alone["weights"][name]).max() < 1e-3
+
+
+@pytest.mark.parametrize("backend", SEVERAL)
+def test_the_learning_rate_depends_on_the_step_alone(backend: str, undisturbed: Any):
+    rates = [step["learning_rate"] for step in undisturbed("single")["metrics"].values()]
+    assert [step["learning_rate"] for step in undisturbed(backend)["metrics"].values()] == rates
+    assert len(rates) == TRAINING["max_steps"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "stop", "options"),
+    [
+        ("ddp", 2, DROPOUT),
+        ("ddp", 5, DROPOUT),
+        ("ddp", 5, {"uses": "train.dpo"}),
+        ("fsdp2", 2, DROPOUT),
+        ("fsdp2", 5, {}),
+        ("zero-2", 5, {}),
+        ("zero-3", 5, {}),
+    ],
+)
+def test_a_stopped_training_goes_on_to_the_same_weights(
+    backend: str, stop: int, options: dict[str, Any], undisturbed: Any, tmp_path: Path
+):
+    """Bit by bit, in epoch 0 and later, with shuffled rows and, where there is dropout, each rank's own masks."""
+    expected = undisturbed(backend, **options)
+    first = in_own_process(training, tmp_path, BACKENDS[backend], {**options, "stop_at": stop})
+    assert first["interrupted"] and first["steps"][-1] == stop
+    second = in_own_process(training, tmp_path, BACKENDS[backend], options)
+    assert second["steps"][0] == stop + 1
+    assert {**first["metrics"], **second["metrics"]}.keys() == expected["metrics"].keys()
+    for name, tensor in second["weights"].items():
+        assert np.array_equal(tensor, expected["weights"][name]), name
+
+
+def test_an_optimizer_state_in_one_piece_serves_any_number_of_ranks(undisturbed: Any, tmp_path: Path):
+    in_own_process(training, tmp_path, BACKENDS["ddp"], {"stop_at": 4})
+    found = in_own_process(training, tmp_path, BACKENDS["single"], {})
+    assert found["steps"] == [5, 6, 7]
+    for name, tensor in undisturbed("single")["weights"].items():
+        assert np.abs(tensor - found["weights"][name]).max() < 1e-3
+
+
+def test_a_split_optimizer_state_is_not_taken_for_another(tmp_path: Path):
+    in_own_process(training, tmp_path, BACKENDS["fsdp2"], {"stop_at": 2})
+    with pytest.raises(StageError, match="another backend") as caught:
+        in_own_process(training, tmp_path, BACKENDS["ddp"], {})
+    assert caught.value.found == "optimizer state split by fsdp2 over 2 ranks"
+    assert caught.value.expected == "optimizer state in one piece"
+
+
+@pytest.mark.parametrize("backend", SEVERAL)
+def test_the_best_weights_are_put_out(backend: str, tmp_path: Path):
+    """Weights are loaded once more after the last step, when wrappers, shards and engines are in use."""
+    options = {"eval_steps": 2, "load_best_model_at_end": True, "learning_rate": 1.0}
+    found = in_own_process(training, tmp_path, BACKENDS[backend], options)
+    assert found["figures"]["best_step"] < TRAINING["max_steps"]
+    for name, tensor in found["best"].items():
+        assert np.array_equal(found["weights"][name], tensor), name

@@ -1,0 +1,137 @@
+"""Steps of every trainer with every loss that fits it, on a tiny model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from helpers.contexts import catalogue
+from helpers.losses import KINDS
+from helpers.models import char_tokenizer, tiny_llama
+from helpers.training import ROWS, TRAININGS, format_of
+
+from posttrain.contracts.component import Component
+from posttrain.contracts.loss import Loss, Need
+from posttrain.contracts.registration import Group
+from posttrain.contracts.trainer import Example
+from posttrain_plugins.backends.single import Single
+from posttrain_plugins.templates.encoder import Encoder
+from posttrain_plugins.training.batches import Budget, probe
+from posttrain_plugins.training.head import choose_head
+from posttrain_plugins.training.layouts import LAYOUTS
+from posttrain_plugins.training.step import Stepper
+
+ALL = [
+    *TRAININGS,
+    *[
+        (uses, name)
+        for uses in catalogue().names(Group.TRAINER)
+        for name, loss in KINDS.items()
+        if loss.family == catalogue().stage(uses).family
+    ],
+]
+"""Every registered trainer with every registered loss that fits it, and with the losses of every kind."""
+
+
+@lru_cache(maxsize=1)
+def encoder() -> Encoder:
+    with TemporaryDirectory() as directory:
+        char_tokenizer(Path(directory))
+        return Encoder.open(Path(directory))
+
+
+def examples(uses: str, count: int = 7) -> list[Example]:
+    """Examples of ragged lengths and weights, made by the trainer itself from rows of its format."""
+    format, trainer = format_of(uses), catalogue().stage(uses)
+    made = [trainer.example(row, i, encoder(), format) for i, row in enumerate(ROWS[format](count))]
+    return [replace(each, weight=0.5 + each.row % 3) for each in made]
+
+
+def stepper(
+    uses: str,
+    loss: str,
+    tokens: int = 10_000,
+    layout: str = "padded",
+    plugin: Loss | None = None,
+    model: Any = None,
+    **options: Any,
+) -> Stepper:
+    """A stepper over a tiny Llama with attention by segments; `options` go to the model's config."""
+    plugin = plugin or KINDS.get(loss) or catalogue().make(Group.LOSS, loss)
+    trainer = catalogue().stage(uses)
+    model = model or tiny_llama(encoder().vocabulary, attn_implementation="sdpa", **options).train()
+    chosen = LAYOUTS[layout]
+    first = LAYOUTS["padded"].arrange(probe(examples(uses)), 0, "cpu")
+    head, told = choose_head(model, first, 1e-4, 1 << 28)
+    assert told is None, told
+    made = Stepper(
+        model=model,
+        trainer=trainer,
+        loss=Component(loss, plugin, plugin.config()),
+        pad=0,
+        budget=Budget(tokens),
+        head=head,
+        layout=chosen,
+        parallel=Single(),
+    )
+    if Need.REFERENCE in plugin.needs:
+        width = len(examples(uses, 1)[0].sequences)
+        made.reference = {row: -torch.arange(1.0, width + 1) * (row + 9) for row in range(100)}
+    return made
+
+
+def gradient(made: Stepper, rows: Sequence[Example]) -> tuple[float, dict[str, float], list[torch.Tensor]]:
+    made.model.zero_grad()
+    result = made.backward(rows)
+    return result.loss, dict(result.metrics), [p.grad.clone() for p in made.model.parameters()]
+
+
+class Thread(Single):
+    """A rank that is a thread of this process; `sum` waits for the others."""
+
+    def __init__(self, rank: int, given: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__()
+        self.rank, self.size, self._given, self._barrier = rank, len(given), given, barrier
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._given[self.rank] = tensor.detach().clone()
+        self._barrier.wait()
+        assert len({(each.shape, each.dtype) for each in self._given}) == 1, self._given
+        total = torch.stack(self._given).sum(0)
+        self._barrier.wait()
+        return total
+
+
+def on_threads(ranks: int, work: Callable[[Thread], Any]) -> list[Any]:
+    """Do the same work on ranks that are threads; return what each of them returns."""
+    barrier = threading.Barrier(ranks, timeout=20)
+    given: list[Any] = [None] * ranks
+
+    def run(rank: int) -> Any:
+        try:
+            return work(Thread(rank, given, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = [pool.submit(run, rank) for rank in range(ranks)]
+    errors = [each.exception() for each in found if each.exception() is not None]
+    # What the other ranks see of a rank's end is a broken barrier.
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [each.result() for each in found]
+
+
+def assert_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """No element differs by more than 2e-6 of the largest one: of the largest update of an SGD step."""
+    largest = max(float(tensor.abs().max()) for tensor in expected)
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).abs().max()) <= 2e-6 * largest
