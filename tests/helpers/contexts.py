@@ -111,6 +111,10 @@ class FakeContext(StageContext):
         return [message for _, message in self.said]
 
     @property
+    def warnings(self) -> list[str]:
+        return [message for level, message in self.said if level is not Level.NOTE]
+
+    @property
     def losses(self) -> list[float]:
         return [values["loss"] for _, values in sorted(self.seen_metrics.items()) if "loss" in values]
 

@@ -14,17 +14,27 @@ from posttrain.contracts.trainer import Example, Trainer
 from posttrain.errors import StageError
 from posttrain_plugins.training.arrangement import Arrangement, described, earlier, threads
 from posttrain_plugins.training.batches import Budget, DataOrder, probe
-from posttrain_plugins.training.head import TOLERANCE, Head, budget_of, choose_head, unwrapped
+from posttrain_plugins.training.head import (
+    TOLERANCE,
+    Head,
+    budget_of,
+    choose_head,
+    unwrapped,
+    vocabulary_of,
+)
 from posttrain_plugins.training.layouts import LAYOUTS, Layout, choose_layout
 from posttrain_plugins.training.memory import bytes_per_token, measured_tokens, recomputing
-from posttrain_plugins.training.options import TOKENS, Precision, TrainingOptions
+from posttrain_plugins.training.options import HELD, TOKENS, Precision, TrainingOptions
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.tally import gather
 
 STEPS = 8
 """Steps whose lengths the choice of a layout rests on."""
 KEPT = 1 << 30
-"""Bytes of logits that are kept for the backward pass; more are computed again, a part at a time."""
+"""Bytes of logits that are kept for the backward pass; more, of one long example, are computed again, a part at a
+time."""
+FLOAT = 4
+"""Bytes of a float32."""
 PRECISIONS: Mapping[Precision, torch.dtype | None] = {
     "float32": None,
     "bfloat16": torch.bfloat16,
@@ -87,9 +97,10 @@ def _arranged(
     parallel = stepper.parallel
     tokens = min(gather(parallel, _tokens(config, stepper, steps)))
     budget = budget_of(stepper.model, stepper.head, tokens)
+    held = max(1, HELD[parallel.device.type] // (FLOAT * vocabulary_of(stepper.model)))
     return Arrangement(
         tokens=budget.tokens,
-        supervised=budget.supervised,
+        supervised=min(held, budget.supervised or held),
         layout=stepper.layout.name,
         kept=KEPT,
         threads=threads(parallel.device),

@@ -11,7 +11,7 @@ from posttrain.contracts.stage import Certainty, Estimate, Finding, Input, Input
 from posttrain.contracts.trainer import Trainer
 from posttrain_plugins.handoffs.lineage import certainty
 from posttrain_plugins.training.optimizers import OPTIMIZERS
-from posttrain_plugins.training.options import EVALUATION, LOGITS, TOKENS, TrainingOptions
+from posttrain_plugins.training.options import EVALUATION, HELD, TOKENS, TrainingOptions
 from posttrain_plugins.training.peft_options import adapter_size
 from posttrain_plugins.training.schedules import FITTED
 
@@ -108,7 +108,7 @@ class OfflineTrainer(Trainer):
         kept = 1 if config.gradient_checkpointing else ACTIVATIONS
         activations = tokens * width * (layers * kept + ACTIVATIONS)
         # An example stays whole, however many logits it has.
-        scored = min(tokens, max(LOGITS // embeddings, self.sequences * longest))
+        scored = min(tokens, max(max(HELD.values()) // (FLOAT * embeddings), self.sequences * longest))
         floats = trainable + state + activations + 2 * scored * embeddings
         weights = facts.parameters * FLOAT
         if config.quantization is not None:

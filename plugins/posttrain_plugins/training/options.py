@@ -18,8 +18,9 @@ from posttrain_plugins.training.optimizers import ADAM_OPTIONS, OPTIMIZERS, Opti
 from posttrain_plugins.training.peft_options import REWRITING, Adapter, Lora, Peft, Quantization
 from posttrain_plugins.training.schedules import SCHEDULES, ScheduleName
 
-LOGITS = 1 << 28
-"""Logits of one forward pass: 1 GiB in float32, and their gradient as much again. One example may exceed it."""
+HELD = {"cpu": 192 << 20, "cuda": 1 << 30}
+"""Bytes of the float32 logits of one micro-batch, by device; one example may exceed it. A CPU's matrix products are
+no faster with more, and a GPU's hardly."""
 
 TOKENS = {"cpu": 2048, "cuda": 8192}
 """Tokens of a micro-batch unless told otherwise, by device: what keeps either busy without asking for much memory."""
