@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from helpers.contexts import catalogue, configured
 
+from posttrain.contracts.stage import Level
 from posttrain.planning import requirements
 from posttrain.planning.keys import plugin_identities
 from posttrain.planning.nodes import Node
 from posttrain.planning.requirements import shortfalls
 from posttrain.planning.spec import Resources, Runtime
 from posttrain.registry.components import choices, semantic
+from posttrain.registry.problems import ConfigProblems
 
 
 def node(backend: Any, *, gpus: int = 0, python: str | None = None, **options: Any) -> Node:
@@ -46,6 +48,20 @@ def test_a_rank_needs_a_gpu_of_its_own():
     (message,) = said(node({"name": "ddp", "ranks": 4}, gpus=2))
     assert "4 ranks and 2 GPUs" in message
     assert said(node({"name": "ddp", "ranks": 2}, gpus=2)) == []
+
+
+@pytest.mark.parametrize("backend", ["single", {"name": "ddp", "ranks": 1}])
+def test_gpus_that_no_rank_uses_are_told(backend: Any):
+    (finding,) = shortfalls(node(backend, gpus=2), catalogue())
+    assert finding.level is Level.WARNING and "2 GPUs and 1 rank," in finding.message
+    assert said(node(backend, gpus=1)) == []
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_option_of_another_zero_stage_is_refused(stage: int):
+    with pytest.raises(ConfigProblems, match="persistence_threshold would be ignored"):
+        node({"name": "deepspeed", "stage": stage, "persistence_threshold": 10})
+    assert said(node({"name": "deepspeed", "stage": 3, "persistence_threshold": 10})) == []
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):

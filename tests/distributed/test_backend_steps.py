@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.losses import REDUCTIONS
-from helpers.rank_work import compare_steps, held, unused
+from helpers.rank_work import compare_steps, held, sometimes, unused
 from helpers.ranks import in_own_process
 
 from posttrain.errors import StageError
@@ -70,6 +70,16 @@ def test_parameters_that_take_no_part_are_named_or_looked_for(tmp_path: Path):
     assert caught.value.found == "idle.weight, idle.bias"
     searching = {"name": "ddp", "find_unused_parameters": True}
     assert in_own_process(unused, tmp_path / "two", searching) < 1e-6
+
+
+def test_a_parameter_that_the_last_micro_batch_leaves_out_is_told_before_the_update(tmp_path: Path):
+    """It has a gradient of its own then, which was never averaged."""
+    with pytest.raises(StageError, match="take no part") as caught:
+        in_own_process(sometimes, tmp_path / "one", {"name": "ddp"})
+    assert caught.value.found == "parameters that only some micro-batches use"
+    searching = {"name": "ddp", "find_unused_parameters": True}
+    # Ranks' inputs are 1 and 2. The mean over ranks of sums: (2 + 4) / 2, and (1 + 4) / 2.
+    assert in_own_process(sometimes, tmp_path / "two", searching) == [3.0, 2.5]
 
 
 @pytest.mark.parametrize(

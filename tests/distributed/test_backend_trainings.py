@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.rank_work import TRAINING, training
+from helpers.rank_work import TRAINING, short_of_memory, training
 from helpers.ranks import in_own_process
 
 from posttrain.errors import StageError
@@ -126,6 +126,24 @@ def test_a_split_optimizer_state_is_not_taken_for_another(tmp_path: Path):
         in_own_process(training, tmp_path, BACKENDS["ddp"], {})
     assert caught.value.found == "optimizer state split by fsdp2 over 2 ranks"
     assert caught.value.expected == "optimizer state in one piece"
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero-3"])
+def test_when_one_rank_runs_out_of_memory_all_stop_and_go_on_with_half(
+    backend: str, undisturbed: Any, tmp_path: Path
+):
+    options = {"micro_batch_tokens": 64, "layout": "padded"}
+    with pytest.raises(StageError, match="memory ran out") as caught:
+        in_own_process(short_of_memory, tmp_path, BACKENDS[backend], 5, options)
+    assert caught.value.where == "rank 1 of 2, rank 1"
+    arranged = tmp_path / "work/arrangement.json"
+    half = json.loads(arranged.read_text())["tokens"]
+    assert 0 < half <= 32
+    found = in_own_process(training, tmp_path, BACKENDS[backend], options)
+    assert found["steps"][0] == 4, "the last checkpoint is of step 3"
+    assert json.loads(arranged.read_text())["tokens"] == half
+    for name, tensor in undisturbed("single")["weights"].items():
+        assert np.abs(tensor - found["weights"][name]).max() < 1e-3
 
 
 @pytest.mark.parametrize("backend", SEVERAL)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.rank_work import computed_already, failing, orphaned, shares
+from helpers.rank_work import computed_already, failing, hanging, orphaned, shares
 from helpers.ranks import in_own_process
 
 from posttrain.errors import StageError
+from posttrain_plugins.launchers.local import Share, _tried
+from posttrain_plugins.training.offline import OfflineTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +81,14 @@ def test_what_rank_0_refuses_is_its_own_error(tmp_path: Path):
         in_own_process(failing, tmp_path, "leader")
 
 
+def test_rank_0_is_ended_when_it_hangs_after_another_rank_has_failed(tmp_path: Path):
+    with pytest.raises(EOFError):
+        in_own_process(hanging, tmp_path, seconds=60)
+    told = (tmp_path / "told").read_text()
+    assert "rank 1 of 2: a rank of the training failed: ZeroDivisionError: what went wrong" in told
+    assert told.endswith("rank 0 hangs, and is ended\n")
+
+
 def test_no_rank_outlives_rank_0(tmp_path: Path):
     notes = [tmp_path / "work" / f"pid-{rank}" for rank in range(2)]
     # Rank 0 is killed with SIGKILL then.
@@ -99,3 +111,25 @@ def test_a_process_that_has_computed_starts_no_ranks(tmp_path: Path):
     with pytest.raises(StageError, match="has computed already") as caught:
         in_own_process(computed_already, tmp_path)
     assert caught.value.fix is not None and "single" in caught.value.fix
+
+
+def test_a_process_that_has_looked_for_gpus_starts_no_ranks_on_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda._is_in_bad_fork", lambda: True)
+    assert not _tried(Share(1, "0"))
+
+
+_LOOK = """
+import sys, torch
+looked = []
+torch.cuda.is_available = lambda: bool(looked.append(1))
+import {module}
+assert "transformers" not in sys.modules, "some of what it imports looks for GPUs"
+import posttrain_plugins.training.checkpoints
+assert not looked
+"""
+
+
+def test_nothing_looks_for_gpus_before_ranks_are_forked():
+    """A fork could not use any then."""
+    module = OfflineTrainer.target.partition(":")[0]
+    subprocess.run([sys.executable, "-c", _LOOK.format(module=module)], check=True)

@@ -19,8 +19,7 @@ import report
 def main(arguments: list[str]) -> None:
     """Measure what is not measured yet and write the evidence."""
     asked = measure.arguments(arguments)
-    measure.run(asked)
-    found = {tuple(record["key"]): record for record in measure.read(asked.results)}
+    found = measure.run(asked).found
     command = " ".join(["python -m tests.evidence speed", *arguments])
     rows = report.table(found)
     lines = ["![ratios](speed.svg)", "", *report.page(found)]

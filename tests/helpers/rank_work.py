@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,8 +34,10 @@ from posttrain.contracts.stage import StageContext
 from posttrain.errors import Interrupted, StageError
 from posttrain_plugins.backends import zero as _zero  # noqa: F401 - slow to import, so once for all processes
 from posttrain_plugins.backends.single import Single
+from posttrain_plugins.launchers import process
 from posttrain_plugins.launchers.local import together
 from posttrain_plugins.training import stage as _stage  # noqa: F401 - what a training imports
+from posttrain_plugins.training.step import Stepper
 
 RATE = 0.3
 """Learning rate of the steps that are compared."""
@@ -146,6 +149,35 @@ def _unused(backend: Mapping[str, Any], context: StageContext, place: Place) -> 
     return max(apart[:-2])  # the idle ones are drawn anew
 
 
+class _Sometimes(torch.nn.Module):
+    """Uses its second layer in some forward passes only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.seldom = torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(2, 1, bias=False)
+
+    def forward(self, inputs: torch.Tensor, both: bool) -> torch.Tensor:
+        found: torch.Tensor = self.always(inputs) + (self.seldom(inputs) if both else 0)
+        return found
+
+
+def sometimes(directory: Path, backend: Mapping[str, Any]) -> list[float]:
+    """Return the gradients after two micro-batches on each rank, of which the last leaves out a parameter on one."""
+    return on_ranks(directory, 2, partial(_sometimes, backend))  # type: ignore[no-any-return]
+
+
+def _sometimes(backend: Mapping[str, Any], context: StageContext, place: Place) -> list[float]:
+    parallel = parallel_of(backend, place)
+    model = _Sometimes()
+    wrapped, _ = parallel.wrap(model, None)
+    for last in (False, True):
+        inputs = torch.full((1, 2), 1.0 + place.rank)
+        parallel.backward(wrapped(inputs, not last or place.rank == 1).sum(), last)
+    found = [float(each.grad[0, 0]) for each in (model.always.weight, model.seldom.weight)]  # type: ignore[index]
+    parallel.close()
+    return found
+
+
 # What is split ---------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +267,20 @@ def training(directory: Path, backend: Any, options: Mapping[str, Any]) -> dict[
     return found
 
 
+def short_of_memory(directory: Path, backend: Any, step: int, options: Mapping[str, Any]) -> None:
+    """Train; in some step memory runs out on rank 1 alone."""
+    plain, begun = Stepper._scored, [0]
+
+    def scored(self: Stepper, part: Any) -> Any:
+        begun[0] += not any(parameter.grad is not None for parameter in self.model.parameters())
+        if self.parallel.rank == 1 and begun[0] == step:
+            raise torch.OutOfMemoryError("a rank lacks memory")
+        return plain(self, part)
+
+    Stepper._scored = scored  # type: ignore[method-assign]
+    training(directory, backend, options)
+
+
 def _model(directory: Path, dropout: float) -> Artifact:
     # Written again by a resume: the same bytes.
     return model_artifact(directory, attention_dropout=dropout, num_hidden_layers=1)
@@ -287,6 +333,19 @@ _FAILURES: Mapping[str, Callable[..., None]] = {
     "killed": _be_killed,
     "leader": _leave_alone,
 }
+
+
+def hanging(directory: Path) -> None:
+    """Let rank 1 fail while rank 0 is held up by something that does not notice; never returns."""
+    process.STUCK = 0.5
+    sys.stderr = (directory / "told").open("w", buffering=1)
+    on_ranks(directory, 2, _hang)
+
+
+def _hang(context: StageContext, place: Place) -> None:
+    if place.rank == 1:
+        raise ZeroDivisionError("what went wrong")
+    time.sleep(600)
 
 
 def orphaned(directory: Path) -> None:

@@ -84,7 +84,7 @@ def context_for(
 
 
 def train(context: Context) -> Outcome:
-    from posttrain_plugins.training.stage import run
+    from posttrain_plugins.training.ranks import run
 
     return run(context)
 

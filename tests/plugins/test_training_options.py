@@ -201,6 +201,7 @@ def test_micro_batches_change_rounding_alone(tmp_path: Path, model: Artifact):
         ({"max_steps": 0}, "trains nothing"),
         ({"max_steps": 5, "num_train_epochs": 2}, "ignored beside max_steps"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 3}, "ignored by `constant`"),
+        ({"warmup_steps": 10.5}, "whole steps"),
         ({"lr_scheduler_type": "constant_with_warmup"}, "needs warmup_steps"),
         (
             {"optim": "sgd", "adam_beta1": 0.5, "adam_epsilon": 1e-6},

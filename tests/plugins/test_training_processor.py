@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from posttrain_plugins.training import processor
-from posttrain_plugins.training.processor import WORTHWHILE, keeps_float32, quick_products
+from posttrain_plugins.training.processor import (
+    WORTHWHILE,
+    keeps_float32,
+    quick_products,
+    with_plain_products,
+)
 
 
 def setting() -> str:
@@ -52,3 +57,43 @@ def test_the_setting_is_put_back_after_an_error(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KeyError), quick_products(torch.zeros(1, 1), WORTHWHILE):
         raise KeyError
     assert setting() == before
+
+
+def test_what_multiplies_in_small_tiles_is_exempt_in_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "keeps_float32", lambda: True)
+    plain, seen = setting(), []
+
+    class Spy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, one, other):
+            seen.append(("inside", setting()))
+            return one * other
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(("inside, back", setting()))
+            return gradient, gradient
+
+    class Around(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            seen.append(("around", setting()))
+            return value * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(("around, back", setting()))
+            return gradient
+
+    one, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    with quick_products(one.detach(), WORTHWHILE):
+        result = Around.apply(with_plain_products(Spy.apply, Around.apply(one), Around.apply(other)))
+        result.sum().backward()
+    assert {name for name, value in seen if value == "bf16"} == {"around", "around, back"}
+    assert {name for name, value in seen if value == plain} == {"inside", "inside, back"}
+    assert one.grad.tolist() == [1.0] * 3 and setting() == plain
+
+
+def test_outside_of_quick_products_nothing_is_added() -> None:
+    one = torch.ones(3, requires_grad=True)
+    assert type(with_plain_products(lambda value: value * 2, one).grad_fn).__name__ == "MulBackward0"

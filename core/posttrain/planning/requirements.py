@@ -38,9 +38,13 @@ def _of_backend(option: str, node: Node, backend: Backend, config: object) -> It
             f"there are {ranks} ranks and {gpus} GPUs, and a rank needs a GPU of its own",
             f"set `resources.gpus` to {ranks}, or `{option}.ranks` to {gpus}",
         )
+    if gpus > ranks:
+        message = f"there are {gpus} GPUs and {ranks} rank{'s' if ranks > 1 else ''}, which use one each"
+        fix = f"set `resources.gpus` to {ranks}, or take a backend with {gpus} ranks"
+        yield _finding(option, message, fix, Level.WARNING)
     for problem in backend.problems(config, node.config):
         yield _finding(option, problem, None)
 
 
-def _finding(option: str, message: str, fix: str | None) -> Finding:
-    return Finding("requirements", Level.ERROR, Certainty.VERIFIED, f"{option}: {message}", fix=fix)
+def _finding(option: str, message: str, fix: str | None, level: Level = Level.ERROR) -> Finding:
+    return Finding("requirements", level, Certainty.VERIFIED, f"{option}: {message}", fix=fix)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from posttrain.contracts.backend import Backend, Ranks
 from posttrain.contracts.component import NoOptions
@@ -64,6 +64,12 @@ class ZeroOptions(Ranks):
     persistence_threshold: int = Field(
         default=0, ge=0, description="stage 3: weights with fewer elements stay whole on every rank"
     )
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.persistence_threshold and self.stage < 3:
+            raise ValueError("persistence_threshold would be ignored: only stage 3 splits weights")
+        return self
 
 
 class DeepSpeed(Backend):

@@ -38,7 +38,6 @@ class Ddp(Group):
         """
         averaging = last and self._wrapper is not None
         if averaging:
-            self._wrapper.reducer._rebuild_buckets()
             self._wrapper.reducer.prepare_for_backward([loss] if self._searches else [])
         loss.backward()  # type: ignore[no-untyped-call]
         if averaging and not self._searches:
@@ -49,13 +48,18 @@ class Ddp(Group):
         return bool(self.config.find_unused_parameters)  # type: ignore[attr-defined]
 
     def _require_gradients(self) -> None:
-        """Refuse a parameter without a gradient: the wrapper waits for it, and has averaged no other of its bucket."""
-        named = self._wrapper.module.named_parameters()
-        unused = [name for name, each in named if each.requires_grad and each.grad is None]
-        if unused:
+        """Refuse parameters that the last backward pass did not reach: no other of their bucket has been averaged."""
+        try:
+            # The wrapper does this before its next forward pass, and complains then: after the update.
+            self._wrapper.reducer._rebuild_buckets()
+        except RuntimeError as error:
+            if "finished reduction" not in str(error):
+                raise
+            named = self._wrapper.module.named_parameters()
+            unused = [name for name, each in named if each.requires_grad and each.grad is None]
             raise StageError(
                 "some trainable parameters take no part in the model's output",
                 where="backend",
-                found=", ".join(unused[:5]),
+                found=", ".join(unused[:5]) or "parameters that only some micro-batches use",
                 fix="set find_unused_parameters: true on the backend, which looks for them in every step",
-            )
+            ) from error

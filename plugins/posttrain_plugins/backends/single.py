@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +21,11 @@ class Single(Parallel):
 
     def __init__(self, place: Place | None = None, config: Config | None = None) -> None:
         self.rank, self.size = 0, 1
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def device(self) -> torch.device:
+        """A GPU where there is one; looked for at the first use: a process that has looked cannot fork ranks."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def wrap(self, model: Any, optimizer: Any, precision: Any = None) -> tuple[Any, Any]:
         """Leave both as they are."""

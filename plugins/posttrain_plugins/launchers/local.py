@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -131,15 +131,15 @@ def _visible_gpus() -> list[str]:
 def _require_forkable(share: Share) -> None:
     """Refuse to fork a process whose children could not compute.
 
-    Where this process has computed with several threads, a child waits for threads that it does not have, so one
-    is tried.
+    Where this process has computed with several threads, a child waits for threads that it does not have; where it
+    has looked for GPUs, a child can use none. So one is tried.
 
     Raises:
         StageError: This process has computed already.
     """
     found = "a GPU in use" if torch.cuda.is_initialized() else None
     if found is None and not _tried(share):
-        found = f"a forked process computed nothing in {TRIAL:.0f} s"
+        found = "a forked process cannot compute"
     if found is not None:
         raise StageError(
             "several ranks cannot be started from a process that has computed already",
@@ -154,10 +154,7 @@ def _tried(share: Share) -> bool:
     """Say whether a child with this share of the machine can compute."""
     pid = _forked()
     if pid == 0:
-        torch.set_num_threads(share.threads)
-        square = torch.ones(512, 512)
-        (square @ square).sum()
-        os._exit(0)
+        _try(share)
     deadline = time.monotonic() + TRIAL
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -167,6 +164,18 @@ def _tried(share: Share) -> bool:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return False
+
+
+def _try(share: Share) -> NoReturn:
+    code = 1
+    try:
+        if share.gpu is None or not torch.cuda._is_in_bad_fork():
+            torch.set_num_threads(share.threads)
+            square = torch.ones(512, 512)
+            (square @ square).sum()
+            code = 0
+    finally:
+        os._exit(code)
 
 
 def _forked() -> int:

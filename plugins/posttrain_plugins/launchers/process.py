@@ -66,10 +66,12 @@ def follow(
         traceback.print_exc()
         _tell(folder / f"error-{place.rank}.json", error)
     finally:
-        own.discard()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            own.discard()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 def _die_with(parent: int) -> None:

@@ -7,7 +7,7 @@ needs the same.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,11 @@ def earlier(directory: Path, asked: dict[str, Any], parallel: Parallel) -> Arran
     path = directory / FILE
     there = parallel.rank == 0 and path.is_file()
     kept = parallel.agree(json.loads(path.read_text()) if there else None)
-    return Arrangement(**kept) if kept is not None and kept["asked"] == asked else None
+    names = {field.name for field in fields(Arrangement)}
+    # One of another version of posttrain may hold something else; then it is decided anew.
+    return (
+        Arrangement(**kept) if kept is not None and kept.keys() == names and kept["asked"] == asked else None
+    )
 
 
 def threads(device: torch.device) -> int | None:

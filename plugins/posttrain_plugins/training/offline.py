@@ -27,7 +27,7 @@ TYPICAL = 1024
 class OfflineTrainer(Trainer):
     """Base of trainers whose steps come from a dataset: model and data in, model or adapter out."""
 
-    target = "posttrain_plugins.training.stage:run"
+    target = "posttrain_plugins.training.ranks:run"
     shared = {"training loop": 2}
     """Rises when a change of the loop changes results: trainers of other plugins are driven by it too."""
     preload = ("torch", "transformers.trainer")

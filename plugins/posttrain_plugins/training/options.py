@@ -191,6 +191,8 @@ class TrainingOptions(StageConfig):
     @model_validator(mode="after")
     def _schedule(self) -> Self:
         kind = self.lr_scheduler_type
+        if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
+            raise ValueError("warmup_steps from 1 on is a number of whole steps; below 1, a share of all")
         if kind == "constant" and self.warmup_steps > 0:
             raise ValueError("warmup_steps would be ignored by `constant`; use constant_with_warmup")
         if kind == "constant_with_warmup" and self.warmup_steps == 0:

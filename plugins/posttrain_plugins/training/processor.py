@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-WORTHWHILE = 1 << 26
+WORTHWHILE = 1 << 24
 """Multiply-adds of a product below which oneDNN's 0.3 ms for setting up each new shape cost more than it saves."""
+
+_QUICK = "bf16"
 
 
 @contextmanager
@@ -47,10 +50,60 @@ def keeps_float32() -> bool:
         return all(_exact(*shape) for shape in ((8, 64, 512), (64, 256, 300), (300, 33, 1024)))
 
 
+def with_plain_products(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Call a function whose own small products are not to go through oneDNN, in the backward pass neither.
+
+    The CPU's attention kernel multiplies tile by tile: hundreds of small products, for which oneDNN's set-up costs
+    several times what they take.
+
+    Args:
+        compute: Takes `inputs` and returns one tensor; both its passes are computed in one piece.
+        inputs: Tensors, with or without gradient.
+    """
+    if torch.backends.mkldnn.matmul.fp32_precision != _QUICK:
+        return compute(*inputs)
+    enter: Callable[..., Any] = _Plain.apply
+    leave: Callable[..., Any] = _Quick.apply
+    result: Tensor = leave(compute(*enter(*inputs)))
+    return result
+
+
+class _Plain(torch.autograd.Function):
+    """The identity: plain products follow it in the forward pass, and precede it in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        torch.backends.mkldnn.matmul.fp32_precision = _plain_setting
+        return tuple(each.view_as(each) for each in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        torch.backends.mkldnn.matmul.fp32_precision = _QUICK
+        return gradients
+
+
+class _Quick(torch.autograd.Function):
+    """The identity: plain products precede it in the forward pass, and follow it in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor) -> Tensor:
+        torch.backends.mkldnn.matmul.fp32_precision = _QUICK
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        torch.backends.mkldnn.matmul.fp32_precision = _plain_setting
+        return gradient
+
+
+_plain_setting = torch.backends.mkldnn.matmul.fp32_precision
+"""What torch has unless it is told otherwise."""
+
+
 @contextmanager
 def _allowing() -> Iterator[None]:
     before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    torch.backends.mkldnn.matmul.fp32_precision = _QUICK
     try:
         yield
     finally:

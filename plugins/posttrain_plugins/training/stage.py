@@ -1,4 +1,4 @@
-"""The target of every offline trainer: rows and a policy in, a trained policy out."""
+"""What every rank of an offline trainer does: rows and a policy in, a trained policy out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from posttrain.artifacts.kinds import Kind
-from posttrain.contracts.backend import Parallel, Place
+from posttrain.contracts.backend import Parallel
 from posttrain.contracts.component import Component
 from posttrain.contracts.loss import Need
-from posttrain.contracts.registration import Group, load_target
+from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.contracts.trainer import Example, Trainer
 from posttrain.errors import Interrupted, StageError
 from posttrain_plugins.data.rows import read_rows
-from posttrain_plugins.launchers.local import together
 from posttrain_plugins.models.policy import Policy, open_policy, save_policy, usable_device
 from posttrain_plugins.training.adapters import Adapted, with_adapter
 from posttrain_plugins.training.assembly import assemble
@@ -42,28 +41,14 @@ from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.watch import Watch
 
 
-def run(context: StageContext) -> Outcome:
-    """Train the policy of port `model` on the dataset of port `data` and put the result out as `model`.
+def train(context: StageContext, parallel: Parallel) -> Outcome:
+    """Train as one of the ranks; rank 0 puts the policy out.
 
     Raises:
         DataError: No row can be trained on.
         TrainingDiverged: A loss, gradient or weight stopped being finite.
         Interrupted: The stage was asked to stop; a checkpoint has been written.
     """
-    backend = context.component(context.config.backend, Group.BACKEND)
-    return together(context, backend.plugin.ranks(backend.config), partial(_on_rank, backend))
-
-
-def _on_rank(backend: Component, context: StageContext, place: Place) -> Outcome:
-    """Train as one of the ranks; what rank 0 returns counts."""
-    parallel: Parallel = load_target(backend.plugin.target)(place, backend.config)
-    try:
-        return _train(context, parallel)
-    finally:
-        parallel.close()
-
-
-def _train(context: StageContext, parallel: Parallel) -> Outcome:
     config: TrainingOptions = context.config
     trainer = _trainer(context)
     loss = context.component(context.config.loss, Group.LOSS)

@@ -23,7 +23,7 @@ from posttrain.contracts.trainer import Example, Scores, Trainer
 from posttrain.errors import StageError
 from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.training.batches import Budget, Deal, deal
-from posttrain_plugins.training.head import Head, Wanted
+from posttrain_plugins.training.head import Head, Wanted, unwrapped
 from posttrain_plugins.training.layouts import Layout
 from posttrain_plugins.training.memory import out_of_memory
 from posttrain_plugins.training.microbatch import MicroBatch
@@ -181,7 +181,7 @@ class Stepper:
         if stops or tokens == 1:
             raise StageError(
                 "memory ran out",
-                where=f"rank {self.parallel.rank}" if stops else "a micro-batch of one example",
+                where=f"a step of {len(examples)} examples" if stops else "a micro-batch of one example",
                 found=f"micro_batch_tokens {tokens}; {lacking.splitlines()[0] if lacking else 'no details'}",
                 fix="`posttrain resume` goes on from the last checkpoint with half of that"
                 if stops
@@ -330,7 +330,8 @@ class Stepper:
     def _quick(self, tokens: int) -> AbstractContextManager[None]:
         """Speed up the matrix products of micro-batches of some tokens, where that is exact."""
         largest = max(self.model.parameters(), key=lambda tensor: tensor.numel() if tensor.dim() > 1 else 0)
-        width = largest.shape[-1]
+        # transformers' own attention would lose more by it than the rest gains.
+        width = 0 if unwrapped(self.model).config._attn_implementation == "sdpa" else largest.shape[-1]
         return quick_products(largest, tokens * width * width)
 
     def _autocast(self) -> AbstractContextManager[Any]:

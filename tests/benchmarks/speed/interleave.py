@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posttrain.execution.environment import worker_environment
+
 HERE = Path(__file__).parent
+OURS = "posttrain_side.py"
+"""Runs in the environment that a stage's process gets."""
 THREADS = 2
 ROUNDS = ("reference", "step")
 """Nobody takes a step before everybody is done with the reference."""
-MACHINE = "machine"
+MACHINE, PRODUCTS = "machine", ("product", "quick product")
 
 
 @dataclass
@@ -51,6 +55,8 @@ class Side:
         commands, self._commands = os.pipe()
         self._events, events = os.pipe()
         environment = {**os.environ, **_environment(job)}
+        if script == OURS:
+            environment = worker_environment(environment, threads=job["threads"])
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / script), str(commands), str(events)],
@@ -146,4 +152,5 @@ def _take_turns(sides: Sequence[Side], machine: Side | None) -> None:
             for side in working:
                 side.go()
             if machine is not None:
-                machine.go()
+                for _ in PRODUCTS:
+                    machine.go()

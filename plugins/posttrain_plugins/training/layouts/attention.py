@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from posttrain.errors import StageError
 from posttrain_plugins.training.layouts.blocks import Plan, plan
 from posttrain_plugins.training.microbatch import MicroBatch
+from posttrain_plugins.training.processor import with_plain_products
 
 Forward = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -236,10 +238,15 @@ def _sdpa(
     if groups > 1 and mask is not None and query.device.type != "cpu":
         # With a mask the fast kernels of other devices do not take grouped heads.
         key, value, groups = repeat_kv(key, groups), repeat_kv(value, groups), 1
-    result = scaled_dot_product_attention(
-        query, key, value, mask, dropout, is_causal=mask is None, scale=scaling, enable_gqa=groups > 1
+    attend = partial(
+        scaled_dot_product_attention,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=groups > 1,
     )
-    return result.transpose(1, 2), None
+    return with_plain_products(attend, query, key, value).transpose(1, 2), None
 
 
 def _eager(module: nn.Module) -> Forward:
