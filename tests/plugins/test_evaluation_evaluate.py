@@ -96,6 +96,7 @@ def test_the_model_is_put_on_the_device_that_may_be_used(
 ) -> None:
     from posttrain_plugins.data import best_of_n
     from posttrain_plugins.models import policy as policies
+    from posttrain_plugins.training import ranks
     from posttrain_plugins.training import stage as training
 
     assert (
@@ -122,7 +123,7 @@ def test_the_model_is_put_on_the_device_that_may_be_used(
     learning = training_context(
         tmp_path / "t", "train.sft", context.inputs["models"][0], PAIRS, "prompt_completion"
     )
-    for run, given in ((measure.run, context), (best_of_n.run, sampling), (training.run, learning)):
+    for run, given in ((measure.run, context), (best_of_n.run, sampling), (ranks.run, learning)):
         with pytest.raises(Opened, match="the device"):
             run(given)
 

@@ -299,7 +299,7 @@ def test_a_metric_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path
         ({"early_stopping_threshold": 0.1}, "ignored without early_stopping_patience"),
         ({"metric_for_best_model": "eval/entropy"}, "ignored without load_best_model_at_end"),
         ({"greater_is_better": True}, "ignored without load_best_model_at_end"),
-        ({"metric_for_best_model": "loss"}, "should match pattern"),
+        ({"metric_for_best_model": "loss"}, "did you mean eval/loss"),
         (
             {"metric_for_best_model": "eval/entropy", "load_best_model_at_end": True, "eval_steps": 1},
             "say whether more of eval/entropy is better",

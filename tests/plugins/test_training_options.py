@@ -202,6 +202,8 @@ def test_micro_batches_change_rounding_alone(tmp_path: Path, model: Artifact):
         ({"max_steps": 5, "num_train_epochs": 2}, "ignored beside max_steps"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 3}, "ignored by `constant`"),
         ({"warmup_steps": 10.5}, "whole steps"),
+        ({"gradient_accumulation_steps": 4}, "batch_size counts all examples of an optimizer step"),
+        ({"packing": True}, "layout decides how sequences lie in rows"),
         ({"lr_scheduler_type": "constant_with_warmup"}, "needs warmup_steps"),
         (
             {"optim": "sgd", "adam_beta1": 0.5, "adam_epsilon": 1e-6},
@@ -209,7 +211,7 @@ def test_micro_batches_change_rounding_alone(tmp_path: Path, model: Artifact):
         ),
         ({"learning_rate": 0}, "greater than 0"),
         ({"batch_size": 0}, "greater than or equal to 1"),
-        ({"gradient_accumulation_steps": 4}, "not permitted"),
+        ({"gradient_accumulation": 4}, "not permitted"),
         ({"lora": {"rank": 4}}, "not permitted"),
     ],
 )

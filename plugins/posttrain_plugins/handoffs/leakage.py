@@ -18,7 +18,8 @@ _EXAMPLES = 3
 class Leakage:
     """Compares the prompts of evaluation data with those of every dataset that an ancestor trains on.
 
-    An evaluation is a node that takes policies and a dataset it does not train on, and gives a report.
+    An evaluation is a node that takes policies and a dataset it does not train on, and gives a report: a leak is an
+    error. Where a trainer evaluates while it trains, a leak is a warning: it spoils early stopping, and no report.
     """
 
     def check(self, site: Site) -> Iterable[Finding]:
@@ -27,23 +28,28 @@ class Leakage:
         if not evaluated:
             return
         trained = _training_data(site)
+        level = Level.ERROR if _reports(site) else Level.WARNING
         for port, data in evaluated:
             for source, nodes in trained:
-                yield from _judge(port, data, source, nodes)
+                yield from _judge(port, data, source, nodes, level)
 
 
 def _evaluation_data(site: Site) -> list[tuple[str, Input]]:
-    reports = any(Kind.REPORT in port.kinds for port in site.stage.outputs(site.config))
-    if not reports or not policies(site):
-        return []
     ports = site.ports()
+    trains = any(port.training for port in ports.values())
+    if not (_reports(site) or trains) or not policies(site):
+        return []
     return [(port, data) for port, data in datasets(site) if port in ports and not ports[port].training]
 
 
+def _reports(site: Site) -> bool:
+    return any(Kind.REPORT in port.kinds for port in site.stage.outputs(site.config))
+
+
 def _training_data(site: Site) -> list[tuple[Input, list[str]]]:
-    """Return each dataset that ancestors train on, with the nodes that do, by origin."""
+    """Return each dataset that the node and its ancestors train on, with the nodes that do, by origin."""
     found: dict[str, tuple[Input, list[str]]] = {}
-    for ancestor in site.ancestors():
+    for ancestor in (site, *site.ancestors()):
         ports = ancestor.ports()
         for port, data in datasets(ancestor):
             if port in ports and ports[port].training:
@@ -51,10 +57,10 @@ def _training_data(site: Site) -> list[tuple[Input, list[str]]]:
     return list(found.values())
 
 
-def _judge(port: str, data: Input, source: Input, nodes: list[str]) -> Iterable[Finding]:
+def _judge(port: str, data: Input, source: Input, nodes: list[str], level: Level) -> Iterable[Finding]:
     where = f"the training data of {', '.join(nodes)} ({source.origin})"
     if data.origin == source.origin:
-        yield _leak(port, data, source, f"the evaluation data is {where}")
+        yield _leak(port, data, source, level, f"the evaluation data is {where}")
         return
     if data.prompts is None or source.prompts is None:
         message = f"whether prompts of {data.origin} occur in {where} is not known yet"
@@ -69,7 +75,7 @@ def _judge(port: str, data: Input, source: Input, nodes: list[str]) -> Iterable[
     if not common:
         return
     message = f"{len(common)} of {len(asked)} evaluation prompts also occur in {where}"
-    yield _leak(port, data, source, f"{message}, with the hashes {', '.join(common[:_EXAMPLES])}")
+    yield _leak(port, data, source, level, f"{message}, with the hashes {', '.join(common[:_EXAMPLES])}")
 
 
 def _incomparable(data: Input, source: Input) -> bool:
@@ -77,9 +83,9 @@ def _incomparable(data: Input, source: Input) -> bool:
     return bool((data.facts.format == TEXT) != (source.facts.format == TEXT))
 
 
-def _leak(port: str, data: Input, source: Input, message: str) -> Finding:
+def _leak(port: str, data: Input, source: Input, level: Level, message: str) -> Finding:
     fix = (
         "evaluate on rows that were split off before training, with `split_by: prompt`, or remove these "
         "from the training data"
     )
-    return Finding(NAME, Level.ERROR, certainty(data, source), message, port=port, fix=fix)
+    return Finding(NAME, level, certainty(data, source), message, port=port, fix=fix)

@@ -74,9 +74,12 @@ def threads(device: torch.device) -> int | None:
     return torch.get_num_threads() if device.type == "cpu" else None
 
 
-def described(made: Arrangement, resumed: bool) -> str:
+def described(made: Arrangement, backend: str, resumed: bool) -> str:
     """Say for people how the training is arranged."""
     parts = [f"micro-batches of at most {made.tokens} tokens", f"{made.layout.replace('_', ' ')} rows"]
+    ranks = made.asked["ranks"]
+    if ranks > 1:
+        parts.append(f"{ranks} ranks on {backend}")
     if made.threads is not None:
-        parts.append(f"{made.threads} thread{'s' if made.threads > 1 else ''}")
+        parts.append(f"{made.threads} thread{'s' if made.threads > 1 else ''}{' each' if ranks > 1 else ''}")
     return f"{', '.join(parts)}{' (as before)' if resumed else ''}"

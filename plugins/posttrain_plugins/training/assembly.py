@@ -87,7 +87,7 @@ def assemble(
         made.write(context.work)
     stepper.budget = made.budget
     stepper.smaller = _shrinking(context, made, parallel)
-    context.note(described(made, resumed=before is not None))
+    context.note(described(made, config.backend.name, before is not None))
     return stepper
 
 

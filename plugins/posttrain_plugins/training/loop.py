@@ -263,17 +263,20 @@ class Loop(transformers.Trainer):
 
     def conclude(self) -> tuple[dict[str, float], str]:
         """Take the best weights where that is asked for; return the final figures and a line about the end."""
-        figures, said = step_means(self.meter.recent), f"{self.state.global_step} steps"
+        trained, said = step_means(self.meter.recent), f"{self.state.global_step} steps"
+        figures: dict[str, float] = {}
         if self.state.global_step < self.args.max_steps:
             said += f" of {self.args.max_steps}, stopped early,"
-        if self.scaling is not None:
-            figures["skipped_steps"] = float(self.scaling.skipped)
         if self.evaluation is not None:
             best, chosen = self.evaluation.best, self.config.load_best_model_at_end
             if best is not None and best.step is not None and chosen:
                 self._load_from_checkpoint(str(self.checkpoints.at(best.step).path))
                 said += f" with the weights of step {best.step}"
             figures |= self.evaluation.figures(chosen)
+        # What was measured on rows that are not learned from comes first: people see the first few.
+        figures |= trained
+        if self.scaling is not None:
+            figures["skipped_steps"] = float(self.scaling.skipped)
         return figures, said
 
     def restore_progress(self, checkpoint: Path) -> None:

@@ -27,6 +27,19 @@ TOKENS = {"cpu": 2048, "cuda": 8192}
 EVALUATION = "eval"
 """The input port, and what the names of an evaluation's metrics start with."""
 Precision = Literal["float32", "bfloat16", "float16"]
+_BATCH = "batch_size counts all examples of an optimizer step, and micro_batch_tokens bounds the memory of its parts"
+ELSEWHERE = {
+    "per_device_train_batch_size": _BATCH,
+    "gradient_accumulation_steps": _BATCH,
+    "micro_batch_size": _BATCH,
+    "packing": "layout decides how sequences lie in rows, and cuts none",
+    "padding_free": "it is `layout: packed`",
+    "deepspeed": "it is `backend: {name: deepspeed, stage: 2}`",
+    "fsdp": "it is `backend: {name: fsdp2}`",
+    "use_peft": "it is `lora: {r: 16}`",
+    "epochs": "it is num_train_epochs",
+}
+"""Options of other libraries, and what to use instead."""
 
 
 class TrainingOptions(StageConfig):
@@ -119,7 +132,6 @@ class TrainingOptions(StageConfig):
     eval_on_start: bool = Field(default=False, description="evaluate before the first step too")
     metric_for_best_model: str = Field(
         default="eval/loss",
-        pattern=f"^{EVALUATION}/.",
         description="the metric of an evaluation that says which one was the best",
     )
     greater_is_better: bool | None = Field(
@@ -176,6 +188,24 @@ class TrainingOptions(StageConfig):
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_other_libraries(cls, data: Any) -> Any:
+        """Say what takes the place of options that people bring from elsewhere."""
+        brought = [name for name in ELSEWHERE if isinstance(data, Mapping) and name in data]
+        if brought:
+            raise ValueError("; ".join(f"there is no {name}: {ELSEWHERE[name]}" for name in brought))
+        return data
+
+    @field_validator("metric_for_best_model")
+    @classmethod
+    def _of_an_evaluation(cls, value: str) -> str:
+        prefix = f"{EVALUATION}/"
+        if not value.startswith(prefix) or value == prefix:
+            name = value.removeprefix("eval_").removeprefix(prefix) or "loss"
+            raise ValueError(f"metrics of an evaluation are named {prefix}…; did you mean {prefix}{name}?")
         return value
 
     @model_validator(mode="after")

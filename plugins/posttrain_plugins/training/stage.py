@@ -63,6 +63,8 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
         parallel.prepare(model)
         session = _session(context, policy, model, prepared, loss, parallel)
         figures, said = session.train()
+        if said != f"{session.steps} steps":
+            context.note(said)
     weights = session.loop.weights("after the last step", trainable=hasattr(model, "peft_config"))
     if parallel.rank == 0:
         _save(context, policy, adapted, weights)
