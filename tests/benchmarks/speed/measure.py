@@ -22,7 +22,7 @@ from typing import Any
 
 import interleave
 import materials
-from results import CLOCKS, RESULTS, Results, difference, needed, step_seconds, tried_seconds
+from results import CLOCKS, RESULTS, WARM, Results, difference, needed, step_seconds, tried_seconds
 from scenarios import DEFAULT, OBJECTIVES, ROW_COUNTS, SCENARIOS, VOCABULARIES, Scenario, trl_grid
 
 POSTTRAIN = "posttrain"
@@ -42,7 +42,7 @@ class Bench:
     Args:
         results: Where they are kept.
         again: Parts to measure even so.
-        repeats: Steps after the first, of each side.
+        repeats: Steps of each side that count; `WARM` go before them.
         settings: Names of the settings of TRL to try; all of the grid unless given. The grid's page lists those.
     """
 
@@ -76,14 +76,14 @@ class Bench:
         settings = trl_grid(objective, scenario.batch[objective])
         racing = dict.fromkeys([*self._fastest(scenario, objective)[:FINALISTS], DEFAULT])
         epochs = 2 if any(settings[name].get("unordered") for name in racing) else 1
-        with Jobs(self.cache, scenario, objective, self.repeats + 1) as jobs:
+        with Jobs(self.cache, scenario, objective, self.repeats + WARM) as jobs:
             sides = {POSTTRAIN: jobs.of("posttrain", POSTTRAIN_SIDE, {}, epochs, REFERENCES, gradient=True)}
             for number, name in enumerate(racing):
                 sides[name] = jobs.of(f"trl-{number}", TRL_SIDE, settings[name], epochs, REFERENCES, True)
             measured = interleave.together(sides)
             kept = {name: job["gradient"] for name, (_, job) in sides.items()}
             gradients = {name: difference(kept[POSTTRAIN], kept[name]) for name in racing}
-        steps = self.repeats + 1
+        steps = self.repeats + WARM
         times = {name: step_seconds(measured[name]["seconds"], epochs, steps) for name in sides}
         best = min(racing, key=lambda name: times[name])
         self.results.keep(

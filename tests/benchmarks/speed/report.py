@@ -134,7 +134,7 @@ def _method(every: Sequence[Row]) -> list[str]:
         "posttrain's trainers through the stage that a pipeline runs, against `trl==1.16.0`, both in float32 with two",
         "threads, the same weights, tokens, labels, rows of a step, learning rate and optimizer (fused AdamW). Each",
         "side is a process of its own; they take turns step by step, so that noise hits all alike. Times are medians",
-        "of the steps after the first one. Between the turns the machine multiplies two 2048×2048 matrices:",
+        "of the steps after the first eight. Between the turns the machine multiplies two 2048×2048 matrices:",
         f"{spans[0]} GFLOP/s as torch does it by default, {spans[1]} by the fastest library here that stays exact",
         "(medians of the runs). DPO times include the step's share of the passes over the reference for one epoch.",
         "TRL's default is the trainer as it comes, but in float32; its best is the fastest setting of the grid in",

@@ -54,10 +54,14 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+WARM = 8
+"""Steps before the times of a race count: kernels are made for the first shapes, and memory is touched first."""
+
+
 def step_seconds(seconds: Seconds, epochs: int, steps: int) -> float:
     """Return the seconds of a step, its share of a pass over the reference included.
 
-    The median without the first step; by the second of two epochs where a side chooses the rows of a step.
+    The median without the first `WARM` steps; by the second of two epochs where a side chooses the rows of a step.
 
     Args:
         seconds: Of each piece of work, by kind.
@@ -65,7 +69,7 @@ def step_seconds(seconds: Seconds, epochs: int, steps: int) -> float:
         steps: Steps of an epoch, as the batch size has it.
     """
     times = seconds["step"]
-    step = statistics.median(times[1:]) if epochs == 1 else sum(times[len(times) // 2 :]) / steps
+    step = statistics.median(times[WARM:]) if epochs == 1 else sum(times[len(times) // 2 :]) / steps
     return step + reference_seconds(seconds) / steps
 
 

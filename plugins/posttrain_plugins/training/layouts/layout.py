@@ -17,6 +17,10 @@ from posttrain.contracts.trainer import Example
 from posttrain_plugins.training.layouts.blocks import Integers
 from posttrain_plugins.training.microbatch import MicroBatch, Segments
 
+STEP = 64
+"""Rows without padding are filled up to a multiple of this many tokens, from `STEP_FROM` tokens on: the kernels of
+matrix products are made for each length anew, which takes longer than the few tokens."""
+STEP_FROM = 256
 EMPTY = 2
 """Tokens of the row that stands for no examples: two, as some models treat a single token as generation."""
 
@@ -65,6 +69,11 @@ class Placing:
     shape: tuple[int, int]
     place: Integers
     segments: Segments | None
+
+
+def filled(tokens: int) -> int:
+    """Return how long a row without padding is made."""
+    return tokens if tokens < STEP_FROM else -(-tokens // STEP) * STEP
 
 
 class Layout(ABC):

@@ -10,8 +10,7 @@ import numpy as np
 
 from posttrain.contracts.trainer import Example
 from posttrain_plugins.training.layouts.attention import attending
-from posttrain_plugins.training.layouts.blocks import Integers
-from posttrain_plugins.training.layouts.layout import Flat, Layout, Placing
+from posttrain_plugins.training.layouts.layout import Flat, Integers, Layout, Placing, filled
 from posttrain_plugins.training.microbatch import MicroBatch, Segments
 
 
@@ -29,6 +28,11 @@ class Padded(Layout):
         return max(each.longest for each in examples) * sum(len(each.sequences) for each in examples)
 
 
+def _rest(tokens: int) -> list[int]:
+    """Return the length of the segment that fills a row up, if there has to be one."""
+    return [filled(tokens) - tokens] if filled(tokens) > tokens else []
+
+
 class Packed(Layout):
     """All sequences in one row without padding; each attends to itself alone.
 
@@ -39,13 +43,14 @@ class Packed(Layout):
 
     def place(self, examples: Sequence[Example], flat: Flat) -> Placing:
         """Put the sequences one after the other."""
-        lengths = flat.lengths.tolist()
-        start = (np.cumsum(flat.lengths) - flat.lengths).tolist()
+        total = len(flat.tokens)
+        lengths = [*flat.lengths.tolist(), *_rest(total)]
+        start = np.cumsum([0, *lengths[:-1]]).tolist()
         segments = Segments(start, lengths, [-1] * len(lengths))
-        return Placing((1, len(flat.tokens)), np.arange(len(flat.tokens)), segments)
+        return Placing((1, filled(total)), np.arange(total), segments)
 
     def _size(self, examples: Sequence[Example]) -> int:
-        return sum(each.size for each in examples)
+        return filled(sum(each.size for each in examples))
 
     def attending(self, model: Any, micro: MicroBatch) -> AbstractContextManager[None]:
         """Keep sequences apart."""
@@ -80,12 +85,12 @@ class SharedPrefix(Layout):
                 end += rest
         prefixes, roots, rests = np.array(sequences, np.int64)[flat.sequence].T
         place: Integers = np.where(flat.position < prefixes, roots, rests) + flat.position
-        return Placing((1, end), place, Segments(*zip(*segments, strict=True)))
+        segments += [(end, rest, -1) for rest in _rest(end)]
+        return Placing((1, filled(end)), place, Segments(*zip(*segments, strict=True)))
 
     def _size(self, examples: Sequence[Example]) -> int:
-        return sum(each.size for each in examples) - sum(
-            each.prefix * (len(each.sequences) - 1) for each in examples
-        )
+        shared = sum(each.prefix * (len(each.sequences) - 1) for each in examples)
+        return filled(sum(each.size for each in examples) - shared)
 
     def attending(self, model: Any, micro: MicroBatch) -> AbstractContextManager[None]:
         """Keep sequences apart, and let each see its prefix."""
