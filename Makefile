@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # DeepSpeed compiles no CUDA operators when it is installed.
 export DS_BUILD_OPS := 0
+# Two test processes share the cores: threads that spin while they wait would take them from each other.
+check test: export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: help setup quickstart check test evidence clean
 
