@@ -135,7 +135,7 @@ def test_when_one_rank_runs_out_of_memory_all_stop_and_go_on_with_half(
     options = {"micro_batch_tokens": 64, "layout": "padded"}
     with pytest.raises(StageError, match="memory ran out") as caught:
         in_own_process(short_of_memory, tmp_path, BACKENDS[backend], 5, options)
-    assert caught.value.where == "rank 1 of 2, rank 1"
+    assert caught.value.where == "rank 1 of 2, a step of 4 examples"
     arranged = tmp_path / "work/arrangement.json"
     half = json.loads(arranged.read_text())["tokens"]
     assert 0 < half <= 32
