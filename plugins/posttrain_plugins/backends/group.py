@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from posttrain.contracts.backend import Parallel, Place
+from posttrain.contracts.backend import Place
 from posttrain.contracts.component import Config
-from posttrain_plugins.backends.weights import copy_into, ordinary
+from posttrain_plugins.backends.whole import Whole
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """All ranks are on this machine, and nothing listens outside it."""
@@ -26,7 +26,7 @@ _LEFT: list[Any] = []
 of its own that may be about to take that lock: right after a collective both would wait for ever."""
 
 
-class Group(Parallel):
+class Group(Whole):
     """The ranks of a training as a process group: gloo for what is on CPUs, NCCL for what is on GPUs.
 
     Args:
@@ -69,26 +69,6 @@ class Group(Parallel):
     def barrier(self) -> None:
         """Wait for every rank. Reducing a number on the CPU needs no GPU to be idle."""
         dist.all_reduce(torch.zeros(1))
-
-    def clip(self, model: Any, limit: float) -> float:
-        """Clip as torch does: every rank has the whole gradient."""
-        return float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
-
-    def weights(self, model: Any, trainable: bool = False) -> Mapping[str, Tensor]:
-        """Return rank 0's tensors."""
-        return ordinary(model, trainable, keep=self.rank == 0)
-
-    def load(self, model: Any, weights: Mapping[str, Tensor]) -> None:
-        """Copy into the model's tensors."""
-        copy_into(model, weights)
-
-    def state(self, optimizer: Any) -> Any:
-        """Return the optimizer's own state."""
-        return optimizer.state_dict()
-
-    def restore(self, optimizer: Any, state: Any) -> None:
-        """Let the optimizer load it."""
-        optimizer.load_state_dict(state)
 
     def close(self) -> None:
         """Leave the process group."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posttrain.contracts.backend import Parallel, Place
+from posttrain.contracts.backend import Place
 from posttrain.contracts.component import Config
-from posttrain_plugins.backends.weights import copy_into, ordinary
+from posttrain_plugins.backends.whole import Whole
 
 
-class Single(Parallel):
+class Single(Whole):
     """The whole training in this process."""
 
     repeatable = True
@@ -45,26 +44,6 @@ class Single(Parallel):
 
     def barrier(self) -> None:
         """Go on at once."""
-
-    def clip(self, model: Any, limit: float) -> float:
-        """Clip as torch does."""
-        return float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
-
-    def weights(self, model: Any, trainable: bool = False) -> Mapping[str, Tensor]:
-        """Return the model's own tensors."""
-        return ordinary(model, trainable)
-
-    def load(self, model: Any, weights: Mapping[str, Tensor]) -> None:
-        """Copy into the model's tensors."""
-        copy_into(model, weights)
-
-    def state(self, optimizer: Any) -> Any:
-        """Return the optimizer's own state."""
-        return optimizer.state_dict()
-
-    def restore(self, optimizer: Any, state: Any) -> None:
-        """Let the optimizer load it."""
-        optimizer.load_state_dict(state)
 
     def close(self) -> None:
         """Leave nothing."""

@@ -121,12 +121,9 @@ class LinearScores(torch.autograd.Function):
             targets,
             kept,
             pulled,
-            *(stats.logp, stats.log_z, stats.entropy, stats.squares),
+            *stats.saved,
         )
-        wanted = plan.wanted
-        fixed = [(stats.top1, True), (stats.entropy, not wanted.entropy_gradient)]
-        fixed.append((stats.squares, not wanted.squares))
-        ctx.mark_non_differentiable(*(value for value, without in fixed if without))
+        ctx.mark_non_differentiable(*stats.fixed(plan.wanted))
         ctx.set_materialize_grads(False)
         return stats.logp, stats.entropy, stats.top1, stats.squares
 
@@ -143,8 +140,7 @@ class LinearScores(torch.autograd.Function):
         if pulled is not None:
             scale = -ctx.plan.tail.scale
             return ((pulled * (scale * pull.logp)[:, None]).to(hidden.dtype), *(None,) * 5)
-        log_probs, log_z, entropies, sums = measured
-        stats = Statistics(log_probs, log_z, entropies, torch.empty_like(log_z, dtype=torch.bool), sums)
+        stats = Statistics.again(*measured)
         with (
             quick_products(weight, weight.numel() * len(hidden)),
             torch.autocast(hidden.device.type, enabled=False),

@@ -47,10 +47,8 @@ class LogitScores(torch.autograd.Function):
             logits = _tailed(raw[rows], tail, stats.logp.dtype)
             stats.rows(rows).measure(logits, targets[rows], wanted, torch.empty_like(logits))
         ctx.tail = tail
-        ctx.save_for_backward(raw, targets, stats.logp, stats.log_z, stats.entropy, stats.squares)
-        fixed = [(stats.top1, True), (stats.entropy, not wanted.entropy_gradient)]
-        fixed.append((stats.squares, not wanted.squares))
-        ctx.mark_non_differentiable(*(value for value, without in fixed if without))
+        ctx.save_for_backward(raw, targets, *stats.saved)
+        ctx.mark_non_differentiable(*stats.fixed(wanted))
         ctx.set_materialize_grads(False)
         return stats.logp, stats.entropy, stats.top1, stats.squares
 
@@ -63,11 +61,11 @@ class LogitScores(torch.autograd.Function):
         pull = Pull.of(logp, entropy, squares)
         if pull is None:
             return (None,) * 4
-        raw, targets, log_probs, log_z, entropies, sums = ctx.saved_tensors
-        stats = Statistics(log_probs, log_z, entropies, torch.empty_like(log_z, dtype=torch.bool), sums)
+        raw, targets, *measured = ctx.saved_tensors
+        stats = Statistics.again(*measured)
         out = torch.empty_like(raw)
         for rows in pieces(len(raw), block_rows(raw.shape[-1], raw.device)):
-            logits = _tailed(raw[rows], ctx.tail, log_probs.dtype)
+            logits = _tailed(raw[rows], ctx.tail, stats.logp.dtype)
             probs, own, part = torch.softmax(logits, -1), stats.rows(rows), pull.rows(rows)
             if pull.linear:
                 unit_gradient(logits, probs, own, targets[rows], ctx.tail.cap)

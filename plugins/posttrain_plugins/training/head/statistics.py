@@ -47,6 +47,22 @@ class Statistics:
         flags = torch.zeros(tokens, dtype=torch.bool, device=device)
         return cls(numbers[0], numbers[1], numbers[2], flags, numbers[3])
 
+    @classmethod
+    def again(cls, logp: Tensor, log_z: Tensor, entropy: Tensor, squares: Tensor) -> Statistics:
+        """Put together what a forward pass saved for its backward pass, which asks for no top-1."""
+        return cls(logp, log_z, entropy, torch.empty_like(log_z, dtype=torch.bool), squares)
+
+    @property
+    def saved(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `again` takes."""
+        return self.logp, self.log_z, self.entropy, self.squares
+
+    def fixed(self, wanted: Wanted) -> list[Tensor]:
+        """Return what no gradient flows from."""
+        fixed = [self.top1]
+        fixed += [] if wanted.entropy_gradient else [self.entropy]
+        return fixed + ([] if wanted.squares else [self.squares])
+
     def rows(self, chosen: slice) -> Statistics:
         """Return views of some tokens' values."""
         return Statistics(*(getattr(self, field.name)[chosen] for field in fields(self)))
