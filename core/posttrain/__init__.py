@@ -50,6 +50,9 @@ _WHERE = {
     "Constant": "posttrain.contracts.reduction",
     "Reduction": "posttrain.contracts.reduction",
     "reduction": "posttrain.contracts.reduction",
+    "Column": "posttrain.contracts.format",
+    "Format": "posttrain.contracts.format",
+    "Passage": "posttrain.contracts.passage",
     "Generator": "posttrain.contracts.generator",
     "Reward": "posttrain.contracts.reward",
     "Sample": "posttrain.contracts.reward",
@@ -73,6 +76,8 @@ if TYPE_CHECKING:
     from posttrain.contracts.component import Config as Config
     from posttrain.contracts.component import NoOptions as NoOptions
     from posttrain.contracts.component import Uses as Uses
+    from posttrain.contracts.format import Column as Column
+    from posttrain.contracts.format import Format as Format
     from posttrain.contracts.generator import Generator as Generator
     from posttrain.contracts.loss import Family as Family
     from posttrain.contracts.loss import Loss as Loss
@@ -82,6 +87,7 @@ if TYPE_CHECKING:
     from posttrain.contracts.loss import Scope as Scope
     from posttrain.contracts.loss import Term as Term
     from posttrain.contracts.loss import TokenBatch as TokenBatch
+    from posttrain.contracts.passage import Passage as Passage
     from posttrain.contracts.reduction import EXAMPLE_MEAN as EXAMPLE_MEAN
     from posttrain.contracts.reduction import MEAN_OF_SEQUENCE_MEANS as MEAN_OF_SEQUENCE_MEANS
     from posttrain.contracts.reduction import SEQUENCE_MEAN as SEQUENCE_MEAN

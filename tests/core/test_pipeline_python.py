@@ -180,3 +180,19 @@ def test_a_report_can_be_required_to_be_complete() -> None:
         RunReport("r", "interrupted", {}).require_completed()
     with pytest.raises(HandoffError):
         RunReport("r", "rejected", {}).require_completed()
+
+
+def test_a_plan_names_the_components_that_are_in_no_key() -> None:
+    stages = {
+        "task": {"uses": "data.synthetic", "with": {"generator": "reverse", "rows": 20}},
+        "base": {"uses": "model.init", "inputs": {"data": ["task"]}},
+        "sft": {
+            "uses": "train.sft",
+            "inputs": {"model": "base", "data": "task"},
+            "with": {"backend": {"name": "ddp", "ranks": 2}},
+        },
+    }
+    node = Pipeline(stages, name="mine").plan().nodes["sft"]
+    assert node.means == {"with.backend": "ddp"}
+    assert "with.backend" not in node.plugins
+    assert node.as_dict()["means"] == {"with.backend": "ddp"}

@@ -87,6 +87,8 @@ def _plugins(node: NodePlan) -> Iterable[str]:
     for option, identity in node.plugins.items():
         stage = option == node.uses
         yield f"{'' if stage else '+ '}{identity['name']} {_version(identity)}"
+    for option, name in node.means.items():
+        yield f"{option.removeprefix('with.')}: {name} (in no key)"
 
 
 def _version(identity: Mapping[str, Any]) -> str:

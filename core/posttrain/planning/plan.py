@@ -53,6 +53,8 @@ class NodePlan:
         uses: The stage it runs.
         judgement: Where it stands.
         plugins: Identity of the stage, by its name, and of every component, by its option (`with.loss`).
+        means: Names of the components that cannot change the outputs, such as a backend, by their options; another
+            one is no reason to run the node again.
         config: The resolved options; secrets are references.
         origins: Where each option was set.
         findings: Hand-off findings.
@@ -66,6 +68,7 @@ class NodePlan:
     uses: str
     judgement: Judgement
     plugins: Mapping[str, Mapping[str, Any]]
+    means: Mapping[str, str]
     config: Mapping[str, Any]
     origins: Mapping[str, str]
     findings: tuple[Finding, ...]
@@ -111,6 +114,7 @@ class NodePlan:
             "outputs": dict(self.record.outputs) if self.record else {},
             "status": self.record.status if self.record else None,
             "plugins": {name: dict(identity) for name, identity in self.plugins.items()},
+            "means": dict(self.means),
             "config": dict(self.config),
             "origins": dict(self.origins),
             "findings": [

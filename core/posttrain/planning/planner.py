@@ -17,6 +17,7 @@ from posttrain.planning.plan import Judgement, NodePlan, Plan, Standing
 from posttrain.planning.questions import estimate_of, lapse, movement
 from posttrain.planning.versions import drift
 from posttrain.registry.catalogue import Catalogue
+from posttrain.registry.components import choices
 
 Inputs = Mapping[str, Sequence[Input]]
 
@@ -81,6 +82,7 @@ class Planner:
             uses=node.uses,
             judgement=judgement,
             plugins=self._plugins(node),
+            means=_means(node),
             config=node.config.model_dump(mode="json"),
             origins=node.origins,
             findings=(*findings, *trouble),
@@ -157,6 +159,12 @@ class Planner:
             reference: real_input(reference, self.store.get(digest))
             for reference, digest in references.items()
         }
+
+
+def _means(node: Node) -> dict[str, str]:
+    keyed = {path for path, _, _ in choices(node.config, volatile=False)}
+    named = ((path, choice.name) for path, choice, _ in choices(node.config) if path not in keyed)
+    return {f"with.{'.'.join(map(str, path))}": name for path, name in named}
 
 
 def _no_source(node: Node, error: DataError) -> Finding:

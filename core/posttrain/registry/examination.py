@@ -24,6 +24,7 @@ GROUP_OF = {
     "posttrain_losses": Group.LOSS,
     "posttrain_backends": Group.BACKEND,
     "posttrain_rewards": Group.REWARD,
+    "posttrain_formats": Group.FORMAT,
     "posttrain_generators": Group.GENERATOR,
     "posttrain_rules": Group.RULE,
     "posttrain_runners": Group.RUNNER,

@@ -46,6 +46,12 @@ def posttrain_backends() -> Sequence[Registration]:
 
 
 @hookspec
+def posttrain_formats() -> Sequence[Registration]:
+    """Register formats of dataset rows: targets are subclasses of `posttrain.Format`."""
+    return ()
+
+
+@hookspec
 def posttrain_rewards() -> Sequence[Registration]:
     """Register rewards: targets satisfy `posttrain.Reward`."""
     return ()

@@ -14,6 +14,7 @@ from typing import Any
 
 from posttrain.contracts.backend import Backend
 from posttrain.contracts.component import Config, NoOptions
+from posttrain.contracts.format import Format
 from posttrain.contracts.loss import Family, Loss, Need, Scope
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Port, Stage, StageConfig
@@ -114,6 +115,19 @@ def _backend(target: Any) -> Faults:
     yield from _takes(target, "the constructor")
 
 
+def _format(target: Any) -> Faults:
+    if not (isinstance(target, type) and issubclass(target, Format)):
+        yield f"it must be a subclass of posttrain.Format, but is {target!r:.120}"
+        return
+    yield from _options(target)
+    yield from _takes(target, "the constructor")
+    columns = getattr(target, "columns", None)
+    if not (isinstance(columns, tuple) and columns and all(isinstance(each, str) for each in columns)):
+        yield f"`columns` must be a tuple of column names, but is {columns!r:.80}"
+    if target.becomes is not None and target.rows is Format.rows:
+        yield f"its rows become `{target.becomes}`, but it defines no rows(row)"
+
+
 def _reward(target: Any) -> Faults:
     yield from _component(target, "samples", "config")
 
@@ -172,6 +186,7 @@ _CHECKS: dict[Group, Callable[[Any], Faults]] = {
     Group.TRAINER: _trainer,
     Group.LOSS: _loss,
     Group.BACKEND: _backend,
+    Group.FORMAT: _format,
     Group.REWARD: _reward,
     Group.GENERATOR: _generator,
     Group.RULE: _methods(check=("site",)),

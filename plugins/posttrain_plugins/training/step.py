@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -329,10 +329,14 @@ class Stepper:
 
     def _quick(self, tokens: int) -> AbstractContextManager[None]:
         """Speed up the matrix products of micro-batches of some tokens, where that is exact."""
-        largest = max(self.model.parameters(), key=lambda tensor: tensor.numel() if tensor.dim() > 1 else 0)
         # transformers' own attention would lose more by it than the rest gains.
-        width = 0 if unwrapped(self.model).config._attn_implementation == "sdpa" else largest.shape[-1]
-        return quick_products(largest, tokens * width * width)
+        own = unwrapped(self.model).config._attn_implementation == "sdpa"
+        width = 0 if own else self._largest.shape[-1]
+        return quick_products(self._largest, tokens * width * width)
+
+    @cached_property
+    def _largest(self) -> torch.nn.Parameter:
+        return max(self.model.parameters(), key=lambda tensor: tensor.numel() if tensor.dim() > 1 else 0)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(
