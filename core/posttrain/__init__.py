@@ -34,6 +34,7 @@ _WHERE = {
     "StageConfig": "posttrain.contracts.stage",
     "StageContext": "posttrain.contracts.stage",
     "Verdict": "posttrain.contracts.stage",
+    "Supervise": "posttrain.contracts.trainer",
     "Trainer": "posttrain.contracts.trainer",
     "Family": "posttrain.contracts.loss",
     "Loss": "posttrain.contracts.loss",
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from posttrain.contracts.stage import StageConfig as StageConfig
     from posttrain.contracts.stage import StageContext as StageContext
     from posttrain.contracts.stage import Verdict as Verdict
+    from posttrain.contracts.trainer import Supervise as Supervise
     from posttrain.contracts.trainer import Trainer as Trainer
     from posttrain.errors import PosttrainError as PosttrainError
     from posttrain.pipeline import Pipeline as Pipeline

@@ -7,10 +7,12 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from posttrain.errors import DataError
-from posttrain_plugins.data.files import Table, numbered
+from posttrain_plugins.data.reading.columnar import rows_of
+from posttrain_plugins.data.reading.files import DataFile, Readable, numbered, numbered_entries
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SWITCHES = (
@@ -31,9 +33,23 @@ def moves(id: str | None, revision: str | None) -> str | None:
 
 
 def load_dataset(
-    id: str, *, revision: str | None, subset: str | None, part: str | None, download: bool
-) -> Table:
+    id: str,
+    *,
+    revision: str | None,
+    subset: str | None,
+    part: str | None,
+    download: bool,
+    stream: int | None = None,
+) -> Readable:
     """Read a dataset of the hub.
+
+    Args:
+        id: Its name.
+        revision: Its commit.
+        subset: The name of a configuration.
+        part: The split; `train` when left out.
+        download: Whether the network may be used.
+        stream: Read this many first rows without storing the dataset.
 
     Raises:
         DataError: It is not in the local cache and `download` is off, or it has several subsets or splits.
@@ -43,10 +59,15 @@ def load_dataset(
     wanted = part or "train"
     try:
         with _network(download):
-            found = datasets.load_dataset(id, name=subset, revision=revision, split=wanted)
+            found = datasets.load_dataset(
+                id, name=subset, revision=revision, split=wanted, streaming=stream is not None
+            )
+            name = f"{id}[{wanted}]"
+            if stream is not None:
+                return numbered(name, islice(rows_of(found), stream))
     except (OSError, ValueError) as error:
         raise _unavailable(id, "dataset", error, download) from error
-    return numbered(f"{id}[{wanted}]", found)
+    return DataFile(name, lambda: numbered_entries(rows_of(found)), merged=True)
 
 
 def model_directory(id: str, *, revision: str | None, download: bool) -> Path:

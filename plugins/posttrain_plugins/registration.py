@@ -19,11 +19,40 @@ def posttrain_stages() -> list[Registration]:
             f"{_HERE}.data.load:Load",
         ),
         Registration("data.synthetic", "Rows of a seeded generator", f"{_HERE}.data.synthetic:Synthetic"),
+        Registration("data.convert", "Rows in another format", f"{_HERE}.data.convert:Convert"),
+        Registration("data.mix", "Rows of several datasets in exact shares", f"{_HERE}.data.mix:Mix"),
+        Registration(
+            "data.validate",
+            "A report of all that is wrong or odd with rows",
+            f"{_HERE}.data.validate:Validate",
+        ),
         Registration(
             "data.best_of_n",
             "Preference pairs from a policy's own best and worst completions",
             f"{_HERE}.data.best_of_n:BestOfN",
             reference="https://arxiv.org/abs/2112.09332",
+        ),
+        Registration(
+            "data.tokenize", "Rows as tokens, with what is learned", f"{_HERE}.data.tokenize:Tokenize"
+        ),
+        Registration(
+            "data.pack",
+            "Tokenized documents in rows that are nearly full",
+            f"{_HERE}.data.pack:Pack",
+            reference="https://arxiv.org/abs/2404.10830",
+        ),
+        Registration("data.split", "Rows in parts, by their content", f"{_HERE}.data.split:Split"),
+        Registration(
+            "data.dedup",
+            "One of each set of equal or nearly equal rows",
+            f"{_HERE}.data.dedup:Dedup",
+            reference="https://arxiv.org/abs/2107.06499",
+        ),
+        Registration(
+            "data.contamination",
+            "Evaluation rows that occur in training data",
+            f"{_HERE}.data.contamination:Contamination",
+            reference="https://arxiv.org/abs/2005.14165",
         ),
         Registration(
             "model.init", "A small new model with a tokenizer made from the data", f"{_HERE}.models.init:Init"
@@ -90,6 +119,71 @@ def posttrain_backends() -> list[Registration]:
 
 
 @hookimpl
+def posttrain_formats() -> list[Registration]:
+    """What rows may look like: first those that datasets in the store have, then those of other tools."""
+    here = f"{_HERE}.data.formats"
+    return [
+        Registration("text", "Texts, all of which is learned", f"{here}.language:Text"),
+        Registration(
+            "messages",
+            "Conversations of which the assistant's turns are learned",
+            f"{here}.language:Messages",
+        ),
+        Registration("prompt", "Prompts alone", f"{here}.prompts:Prompt"),
+        Registration(
+            "prompt_completion", "Prompts with the completion to learn", f"{here}.prompts:PromptCompletion"
+        ),
+        Registration(
+            "preference", "Prompts with a better and a worse completion", f"{here}.preference:Preference"
+        ),
+        Registration(
+            "unpaired_preference",
+            "Prompts with a completion that is good or bad",
+            f"{here}.preference:UnpairedPreference",
+        ),
+        Registration(
+            "stepwise",
+            "Answers in steps with a label for each",
+            f"{here}.stepwise:Stepwise",
+            reference="https://arxiv.org/abs/2305.20050",
+        ),
+        Registration(
+            "implicit_preference",
+            "Two conversations whose shared history is the prompt",
+            f"{here}.implicit:ImplicitPreference",
+        ),
+        Registration(
+            "full_preference",
+            "A prompt beside two conversations that hold it too",
+            f"{here}.implicit:FullPreference",
+        ),
+        Registration(
+            "hh_rlhf",
+            "Two transcripts with `Human:` and `Assistant:`",
+            f"{here}.implicit:HhRlhf",
+            reference="https://arxiv.org/abs/2204.05862",
+        ),
+        Registration("alpaca", "Instruction, input and output", f"{here}.alpaca:Alpaca"),
+        Registration("sharegpt", "Conversations of `from` and `value`", f"{here}.sharegpt:ShareGpt"),
+        Registration(
+            "sharegpt_preference",
+            "ShareGPT conversations with two answers",
+            f"{here}.sharegpt:ShareGptPreference",
+        ),
+        Registration("openai_chat", "OpenAI's fine-tuning files", f"{here}.openai_chat:OpenAIChat"),
+        Registration(
+            "openai_preference", "OpenAI's preference files", f"{here}.openai_chat:OpenAIPreference"
+        ),
+        Registration(
+            "ultrafeedback",
+            "An instruction with several rated completions",
+            f"{here}.ultrafeedback:UltraFeedback",
+            reference="https://arxiv.org/abs/2310.01377",
+        ),
+    ]
+
+
+@hookimpl
 def posttrain_rewards() -> list[Registration]:
     """The rewards."""
     return [
@@ -103,39 +197,103 @@ def posttrain_rewards() -> list[Registration]:
 def posttrain_generators() -> list[Registration]:
     """The synthetic tasks."""
     return [
-        Registration("reverse", "Reverse a string", f"{_HERE}.data.generators:Reverse"),
-        Registration("addition", "Add two numbers, digits reversed", f"{_HERE}.data.generators:Addition"),
-        Registration("sort_words", "Sort a short list of common words", f"{_HERE}.data.sorting:SortWords"),
+        Registration("reverse", "Reverse a string", f"{_HERE}.data.generators.characters:Reverse"),
+        Registration(
+            "addition", "Add two numbers, digits reversed", f"{_HERE}.data.generators.characters:Addition"
+        ),
+        Registration(
+            "sort_words", "Sort a short list of common words", f"{_HERE}.data.generators.sorting:SortWords"
+        ),
     ]
 
 
 @hookimpl
 def posttrain_rules() -> list[Registration]:
-    """The hand-off rules, one file each."""
-    return [
-        Registration(
-            "template", "Chat template present and agreed on", f"{_HERE}.handoffs.template:Template"
+    """The hand-off rules: one class for each failure."""
+    rules = (
+        ("template-missing", "Conversations without a chat template", "templates:TemplateMissing"),
+        (
+            "templates-differ",
+            "Policies that are used together have different chat templates",
+            "templates:TemplatesDiffer",
         ),
-        Registration(
-            "tokenizer", "Tokenizers and vocabulary sizes agree", f"{_HERE}.handoffs.tokenizer:Tokenizer"
+        ("template-changed", "The chat template changed on the way", "templates:TemplateChanged"),
+        (
+            "template-overruled",
+            "The file `chat_template.jinja` and the tokenizer's config disagree",
+            "templates:TemplateOverruled",
         ),
-        Registration(
-            "tokens", "End-of-sequence and padding tokens make sense", f"{_HERE}.handoffs.tokens:Tokens"
+        ("template-unopened", "The generation prompt does not open an answer", "templates:TemplateUnopened"),
+        ("template-dated", "The chat template prints the date", "templates:TemplateDated"),
+        ("end-missing", "No end-of-sequence token", "special_tokens:EndMissing"),
+        ("token-out-of-range", "A special token out of range", "special_tokens:TokenOutOfRange"),
+        (
+            "end-of-turn-undeclared",
+            "The template's end of turn is not a stop token",
+            "special_tokens:EndOfTurnUndeclared",
         ),
-        Registration(
-            "reference",
-            "Preference pairs come from the policy that is trained",
-            f"{_HERE}.handoffs.reference:Reference",
+        ("pad-missing", "No padding token", "special_tokens:PadMissing"),
+        ("pad-is-end", "Padding and end of sequence are one token", "special_tokens:PadIsEnd"),
+        ("pad-is-unknown", "Padding and unknown are one token", "special_tokens:PadIsUnknown"),
+        ("bos-twice", "BOS in the template and from the tokenizer", "special_tokens:BosTwice"),
+        ("ends-changed", "A stop token was lost on the way", "special_tokens:EndsChanged"),
+        (
+            "generation-lost",
+            "The generation config was lost or changed on the way",
+            "special_tokens:GenerationLost",
         ),
-        Registration(
-            "dataset-format",
-            "The dataset's format is one the stage takes",
-            f"{_HERE}.handoffs.dataset_format:DatasetFormat",
+        ("embeddings-short", "Tokens without an embedding", "tokenizers:EmbeddingsShort"),
+        ("tokenizers-differ", "Compared policies have different tokenizers", "tokenizers:TokenizersDiffer"),
+        ("data-tokenizer", "Data of a policy with another tokenizer", "tokenizers:DataTokenizer"),
+        ("tokenizer-changed", "The tokenizer changed on the way", "tokenizers:TokenizerChanged"),
+        ("embeddings-resized", "The embeddings were resized on the way", "tokenizers:EmbeddingsResized"),
+        (
+            "teacher-vocabulary",
+            "Teacher and student have different vocabularies",
+            "tokenizers:TeacherVocabulary",
         ),
-        Registration(
-            "leakage", "No evaluation prompt occurs in training data", f"{_HERE}.handoffs.leakage:Leakage"
+        (
+            "reward-tokenizer",
+            "Policy and reward model have different tokenizers",
+            "tokenizers:RewardTokenizer",
         ),
-        Registration(
-            "adapter", "An adapter meets the base it was trained on", f"{_HERE}.handoffs.adapter:Adapter"
+        ("weights-missing", "Weights or a head are missing", "weights:WeightsMissing"),
+        ("head-wrong", "The head of another kind of model", "weights:HeadWrong"),
+        ("dtype-narrowed", "The weights lost precision on the way", "weights:DtypeNarrowed"),
+        ("shape-changed", "The architecture's options changed on the way", "weights:ShapeChanged"),
+        ("training-idle", "Training changed nothing", "weights:TrainingIdle"),
+        ("adapter-base", "An adapter meets another base than its own", "adapters:AdapterBase"),
+        ("adapter-changed", "An adapter's options changed on the way", "adapters:AdapterChanged"),
+        ("reference-other", "The reference is not the starting policy", "adapters:ReferenceOther"),
+        ("off-policy", "Preference pairs of another policy", "preferences:OffPolicy"),
+        ("pairs-inverted", "Preference pairs the wrong way round", "preferences:PairsInverted"),
+        ("pairs-identical", "Pairs of identical sides", "preferences:PairsIdentical"),
+        ("pairs-contradict", "Pairs that contradict each other", "preferences:PairsContradict"),
+        ("side-constant", "One side of the pairs is always the same", "preferences:SideConstant"),
+        ("dataset-format", "A dataset of another format", "datasets:DatasetFormat"),
+        ("dataset-small", "Fewer rows than a step", "datasets:DatasetSmall"),
+        ("trained-twice", "The same data is trained on twice", "datasets:TrainedTwice"),
+        ("rows-long", "Rows longer than max_length", "datasets:RowsLong"),
+        ("tokens-stale", "Tokenized data older than its tokenizer or template", "datasets:TokensStale"),
+        ("tokens-long", "Tokenized rows longer than the context", "datasets:TokensLong"),
+        ("rows-repeated", "Most rows are copies", "datasets:RowsRepeated"),
+        ("answers-first", "The assistant speaks first", "datasets:AnswersFirst"),
+        ("leakage", "Evaluation rows occur in training data", "evaluations:Leakage"),
+        ("held-out-leakage", "Held-out rows occur in training data", "evaluations:HeldOutLeakage"),
+        ("report-unanswered", "A score that rests on no answers", "evaluations:ReportUnanswered"),
+        ("report-extreme", "A score of exactly 0 or 1", "evaluations:ReportExtreme"),
+        ("judged-other", "Judged is not what was evaluated", "evaluations:JudgedOther"),
+        ("same-compared", "A model is compared with itself", "evaluations:SameCompared"),
+        (
+            "reports-of-different-data",
+            "Reports on different data are compared",
+            "evaluations:ReportsOfDifferentData",
         ),
-    ]
+    )
+    return [Registration(name, summary, f"{_HERE}.handoffs.{target}") for name, summary, target in rules]
+
+
+@hookimpl
+def posttrain_commands() -> list[Registration]:
+    """The verbs around data."""
+    return [Registration("data", "Look at data files, check and change them", f"{_HERE}.commands.data:VERBS")]

@@ -71,6 +71,9 @@ def test_a_committed_artifact_by_hand(store: Store) -> None:
         "rows": 1,
         "policy": None,
         "conversational": None,
+        "longest": None,
+        "flaws": None,
+        "tokens": None,
     }
     content = {
         "schema_version": 1,

@@ -220,6 +220,8 @@ def imported(told: Told) -> list[str]:
         ["schema"],
         ["doctor"],
         ["recipes"],
+        ["data", "--help"],
+        ["data", "dedup", "--help"],
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:

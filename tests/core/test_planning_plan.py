@@ -13,6 +13,7 @@ from helpers.plugins import plugin
 
 from posttrain.artifacts.store import Store
 from posttrain.contracts.registration import Registration
+from posttrain.contracts.rule import Rule
 from posttrain.contracts.stage import Certainty, Estimate, Level, Stage
 from posttrain.errors import HandoffError, PluginError, SpecError, StoreError
 from posttrain.pipeline import Pipeline, Selection, require_allowed
@@ -315,8 +316,10 @@ def test_a_check_that_answers_nonsense_is_an_error(answer: Any, kind: str, tmp_p
     assert "TypeError" in plan.refused[0].message and kind in plan.refused[0].message
 
 
-class Raises:
+class Raises(Rule):
     """A rule."""
+
+    code, title, level, fix = "ODD01", "odd", Level.NOTE, "nothing"
 
     def check(self, site: Any) -> Any:
         raise LookupError("no such fact")

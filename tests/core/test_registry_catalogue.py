@@ -14,8 +14,9 @@ from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.component import Config
 from posttrain.contracts.loss import Family, Loss, Need
 from posttrain.contracts.registration import Group, Registration
-from posttrain.contracts.stage import Port, Stage, StageConfig
-from posttrain.contracts.trainer import Example, Trainer
+from posttrain.contracts.rule import Rule
+from posttrain.contracts.stage import Level, Port, Stage, StageConfig
+from posttrain.contracts.trainer import Trainer
 from posttrain.errors import PluginError
 from posttrain.registry.discovery import discover
 
@@ -45,7 +46,7 @@ class GoodTrainer(Trainer):
     def outputs(self, config: Any) -> tuple[Port, ...]:
         return (REPORT,)
 
-    def example(self, row: Mapping[str, Any], index: int, encoder: Any, config: Any) -> Example | str:
+    def passages(self, row: Mapping[str, Any], format: Any) -> Sequence[Any] | str:
         return "dropped"
 
     def batch(self, scored: Sequence[Any], config: Any) -> Any:
@@ -74,7 +75,14 @@ class GoodGenerator:
         return iter(())
 
 
-class GoodRule:
+class GoodRule(Rule):
+    """Nothing goes wrong."""
+
+    code = "ACME01"
+    title = "nothing"
+    level = Level.NOTE
+    fix = "nothing"
+
     def check(self, site: Any) -> Any:
         return ()
 
@@ -158,7 +166,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("stages", variant(GoodStage, tiny={"sise": 1}), "`tiny` sets 'sise', which is no option"),
     ("stages", variant(GoodStage, __init__=needs_argument), "the constructor must take ()"),
     ("trainers", GoodStage, "must be a subclass of posttrain.Trainer"),
-    ("trainers", Abstract, "does not define batch, example"),
+    ("trainers", Abstract, "does not define batch"),
     ("trainers", variant(GoodTrainer, family="token"), "`family` must be a posttrain.Family"),
     ("trainers", variant(GoodTrainer, formats={"messages"}), "`formats` must be a frozenset"),
     ("losses", variant(GoodLoss, family=None), "`family` must be a posttrain.Family"),
@@ -198,8 +206,14 @@ BAD: list[tuple[str, Any, str]] = [
         variant(GoodGenerator, __call__=lambda self, config: ()),
         "must take (config, rows, seed)",
     ),
-    ("rules", GoodRule(), "must be a class"),
-    ("rules", GoodLoss, "check is missing"),
+    ("rules", GoodRule(), "must be a subclass of posttrain.Rule"),
+    ("rules", GoodLoss, "must be a subclass of posttrain.Rule"),
+    ("rules", variant(GoodRule, code="acme-1"), "`code` must be letters and a number"),
+    ("rules", variant(GoodRule, code=None), "`code` must be letters and a number"),
+    ("rules", variant(GoodRule, title=""), "`title` must be one line of text"),
+    ("rules", variant(GoodRule, fix="a\nb"), "`fix` must be one line of text"),
+    ("rules", variant(GoodRule, level="error"), "`level` must be a posttrain.Level"),
+    ("rules", variant(GoodRule, __doc__=None), "no docstring"),
     ("rules", variant(GoodRule, check=lambda self: ()), "check must take (site)"),
     ("runners", GoodRule, "run is missing"),
     ("trackers", variant(GoodTracker, behind=None), "behind is missing"),

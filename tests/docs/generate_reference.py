@@ -1,4 +1,4 @@
-"""Writes `docs/reference.md` and the table of plugins in `README.md` from what is registered.
+"""Writes `docs/reference.md`, `docs/handoffs.md` and the table of plugins in `README.md` from what is registered.
 
 Run it after a change of options, ports, verbs or hooks: `.venv/bin/python tests/docs/generate_reference.py`.
 """
@@ -18,6 +18,7 @@ import typer.main
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.cli.app import app
+from posttrain.cli.verbs import plugin_verb
 from posttrain.contracts.component import Config
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Port
@@ -27,17 +28,41 @@ from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.discovery import discover
 from posttrain.registry.examination import GROUP_OF
 from posttrain.registry.options import describe
-from posttrain_plugins.data.formats import FORMATS
+from posttrain.registry.rules import Ruling, rulebook
+from posttrain_plugins.data.formats import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference.md"
+RULES = ROOT / "docs" / "handoffs.md"
 README = ROOT / "README.md"
 TABLE = re.compile(r"(?<=<!-- plugins -->\n).*?(?=<!-- /plugins -->)", re.DOTALL)
+
+HANDOFFS = (
+    "What one stage hands to the next is an artifact with a manifest: its *facts*. A rule judges the facts that meet "
+    "at a node and names one failure. All rules are asked at `plan`, about predictions where nothing is built yet, "
+    "and again right before a node starts, about the artifacts that really reach it.",
+    "- An **error** that rests on real or predicted facts refuses the run. A **warning** is shown, and the run goes "
+    "on: the thing is sometimes meant. A **note** is for those who use the model elsewhere. The level below is the "
+    "usual one; some rules are stricter where a policy is trained, and say so.\n"
+    "- A finding is *verified* (from artifacts), *predicted* (from what stages say they will put out) or *unknown*. "
+    "What is not known is never an error.\n"
+    "- What manifests cannot tell is looked at in the first step's tokens and forward passes, before the first "
+    "update: ids beyond the embeddings, BOS twice, ends of answers that are there and not learned, rows of weight 0, "
+    "texts of unknown characters, a policy that is not its own reference, supervised tokens far less likely than by "
+    "guessing (`plugins/posttrain_plugins/training/invariants.py`).",
+    "Which injected failures are found, when, and which are missed: "
+    "[evidence/handoff-faults.md](evidence/handoff-faults.md). A plugin adds a rule of its own under letters of its "
+    "own: [plugins.md](plugins.md#a-stage-and-a-rule).",
+)
+"""What stands above the rules."""
 
 SAMPLES: Mapping[str, Mapping[str, Any]] = {
     "data.load": {"path": "rows.jsonl"},
     "data.synthetic": {"generator": {"name": "reverse"}, "rows": 1},
     "data.best_of_n": {"reward": {"name": "exact"}},
+    "data.convert": {"to": {"name": "messages"}},
+    "data.split": {"split": {"test": 0.05}},
+    "data.contamination": {"remove": True},
     "model.load": {"path": "model"},
     "promote": {"name": "assistant"},
 }
@@ -103,10 +128,14 @@ def reference(catalogue: Catalogue) -> str:
         "## Artifact kinds and dataset formats",
         "Kinds: " + ", ".join(f"`{kind}`" for kind in Kind) + ".",
         _table(
-            ("format", "columns it needs"),
+            ("format", "columns it needs", "becomes"),
             (
-                (f"`{name}`", ", ".join(f"`{column}`" for column in needed))
-                for name, needed in FORMATS.items()
+                (
+                    f"`{name}`",
+                    ", ".join(f"`{column}`" for column in each.columns),
+                    f"`{each.becomes or name}`",
+                )
+                for name, each in BUILT_IN.items()
             ),
         ),
         *_stages(catalogue, Group.STAGE, "## Stages"),
@@ -115,7 +144,7 @@ def reference(catalogue: Catalogue) -> str:
         *_components(catalogue, Group.BACKEND, "## Backends"),
         *_components(catalogue, Group.REWARD, "## Rewards"),
         *_components(catalogue, Group.GENERATOR, "## Generators"),
-        *_plain(catalogue, Group.RULE, "## Hand-off rules"),
+        *_rules(catalogue),
         *_runners(catalogue),
         *_listing(catalogue, Group.TRACKER, "## Trackers"),
         *_listing(catalogue, Group.RECIPE, "## Recipes"),
@@ -140,15 +169,41 @@ def plugin_table(catalogue: Catalogue) -> str:
         Group.BACKEND,
         Group.REWARD,
         Group.GENERATOR,
-        Group.RULE,
         Group.RUNNER,
+    )
+    codes = list(rulebook(catalogue))
+    rules = (
+        Group.RULE.value,
+        f"`{codes[0]}` to `{codes[-1]}`",
+        f"{len(codes)} [failures](docs/handoffs.md) at hand-offs",
     )
     rows = (
         (group.value, f"`{name}`", catalogue.entry(group, name).registration.summary)
         for group in (*shown, Group.TRACKER, Group.RECIPE)
         for name in catalogue.names(group)
     )
-    return _table(("group", "name", "what it does"), rows) + "\n"
+    return _table(("group", "name", "what it does"), (*rows, rules)) + "\n"
+
+
+def handoffs(catalogue: Catalogue) -> str:
+    """Return the page of hand-off rules."""
+    rules = rulebook(catalogue)
+    parts = [
+        "# Hand-off rules",
+        "Generated from the rules' docstrings by `tests/docs/generate_reference.py`. `posttrain explain H012` prints "
+        "one, `posttrain explain --rules` lists them.",
+        *HANDOFFS,
+        _table(("code", "name", "usual level", "failure"), _rule_rows(rules)),
+    ]
+    for code, found in rules.items():
+        rule = found.rule
+        parts += [
+            f"## {code}: {rule.title}",
+            f"`{found.name}`, {rule.level}.",
+            rule.text(),
+            f"Fix: {rule.fix}.",
+        ]
+    return "\n\n".join(parts) + "\n"
 
 
 def built_in() -> Catalogue:
@@ -176,9 +231,11 @@ def _verbs(catalogue: Catalogue) -> Iterator[tuple[str, Any]]:
         else:
             yield name, command
     for name in catalogue.names(Group.COMMAND):
-        single = typer.Typer(rich_markup_mode=None)
-        single.command(name)(catalogue.load(Group.COMMAND, name))
-        yield name, typer.main.get_command(single)
+        made = plugin_verb(name, catalogue).made()
+        if hasattr(made, "commands"):
+            yield from ((f"{name} {inner}", each.made()) for inner, each in made.commands.items())
+        else:
+            yield name, made
 
 
 def _shown(command: Any) -> Iterator[Any]:
@@ -225,10 +282,15 @@ def _components(catalogue: Catalogue, group: Group, title: str) -> Iterator[str]
         yield from _options(catalogue.load(group, name).config)
 
 
-def _plain(catalogue: Catalogue, group: Group, title: str) -> Iterator[str]:
-    yield title
-    for name in catalogue.names(group):
-        yield from _heading(catalogue, group, name)
+def _rules(catalogue: Catalogue) -> Iterator[str]:
+    yield "## Hand-off rules"
+    yield "Each is explained in [handoffs.md](handoffs.md)."
+    yield _table(("code", "name", "usual level", "failure"), _rule_rows(rulebook(catalogue)))
+
+
+def _rule_rows(rules: Mapping[str, Ruling]) -> Iterator[tuple[str, ...]]:
+    for code, found in rules.items():
+        yield code, f"`{found.name}`", found.rule.level.value, found.rule.title
 
 
 def _listing(catalogue: Catalogue, group: Group, title: str) -> Iterator[str]:
@@ -347,9 +409,10 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all of them."""
     catalogue = built_in()
     REFERENCE.write_text(reference(catalogue), encoding="utf-8")
+    RULES.write_text(handoffs(catalogue), encoding="utf-8")
     readme = README.read_text(encoding="utf-8")
     README.write_text(TABLE.sub(lambda _: plugin_table(catalogue), readme), encoding="utf-8")
 

@@ -95,6 +95,13 @@ def test_the_reference_is_current() -> None:
     assert (DOCS / "reference.md").read_text(encoding="utf-8") == expected, hint
 
 
+def test_every_rule_is_documented_as_it_is() -> None:
+    text = (DOCS / "handoffs.md").read_text(encoding="utf-8")
+    assert text == generator["handoffs"](generator["built_in"]()), "run tests/docs/generate_reference.py"
+    codes = re.findall(r"^## (\S+):", text, re.MULTILINE)
+    assert len(codes) == len(set(codes)) == len(generator["built_in"]().names(Group.RULE))
+
+
 def test_the_table_of_plugins_is_current() -> None:
     found = generator["TABLE"].findall((ROOT / "README.md").read_text(encoding="utf-8"))
     expected = generator["plugin_table"](generator["built_in"]())

@@ -14,6 +14,8 @@ EXPERIMENTS: dict[str, list[list[str]]] = {
     "startup": [[]],
     "kills": [[]],
     "speed": [[]],
+    "handoffs": [[]],
+    "data": [[]],
 }
 """Scripts of this directory and the arguments of each run; each writes a page below `docs/evidence/`."""
 

@@ -74,7 +74,11 @@ DATA: Mapping[str, tuple[bytes | None, tuple[str, ...]]] = {
     "rows that are no objects": (b"[1, 2]\n", ("rows.jsonl: line 1", "must be a JSON object, not an array")),
     "columns of no format": (
         b'{"question": "a", "answer": "b"}\n',
-        ("fit no dataset format", "columns `answer`, `question`", "columns: {question: prompt, answer: completion}"),
+        (
+            "fit no dataset format",
+            "1 row with `question`, `answer`, from line 1",
+            "columns: {question: prompt, answer: completion}",
+        ),
     ),
     "an empty answer": (b'{"prompt": "a", "completion": ""}\n', ("rows.jsonl: line 1", "`completion` is empty")),
     "a conversation of no turns": (b'{"messages": []}\n', ("rows.jsonl: line 1", "`messages` is an empty list")),

@@ -31,6 +31,8 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "data.synthetic": {"generator": "reverse", "rows": 9},
     "data.load": {"path": "x"},
     "data.best_of_n": {"reward": "exact"},
+    "data.convert": {"to": "text"},
+    "data.split": {"split": {"test": 0.5}},
     "model.load": {"path": "x"},
     "promote": {"name": "x"},
 }

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -30,7 +29,7 @@ from posttrain.contracts.stage import (
     Verdict,
     VolatileMark,
 )
-from posttrain.contracts.trainer import Example, Trainer
+from posttrain.contracts.trainer import Trainer
 from posttrain.errors import DataError, Interrupted
 
 POSTTRAIN_API = ">=1,<2"
@@ -339,9 +338,6 @@ class Train(_Through, Trainer):
     target = f"{__name__}:train"
     family = Family.TOKEN
     formats = frozenset({"text"})
-
-    def example(self, row: Mapping[str, Any], index: int, encoder: Any, config: Any) -> Example | str:
-        return "unused"
 
     def batch(self, scored: Any, config: Any) -> Any:
         return None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts.kinds import POLICY, DatasetFacts, Kind, PolicyFacts
+from posttrain.artifacts.kinds import FACTS_OF, POLICY, Kind
 from posttrain.artifacts.manifest import Artifact, Manifest
 from posttrain.contracts.loss import Family
 from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Port, Stage
-from posttrain.contracts.trainer import Example, Trainer
+from posttrain.contracts.trainer import Trainer
 
 DATASET = frozenset({Kind.DATASET})
+REWARDS = frozenset({Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL})
 
 
 class Load(Stage):
@@ -54,12 +55,43 @@ class Measure(Stage):
 
 
 class Judge(Stage):
-    """Compares policies without a dataset."""
+    """Compares policies on a report, without a dataset."""
 
-    inputs = (Port("candidate", POLICY), Port("baseline", POLICY))
+    inputs = (
+        Port("candidate", POLICY),
+        Port("baseline", POLICY),
+        Port("report", frozenset({Kind.REPORT}), optional=True, many=True),
+    )
 
     def outputs(self, config: Any) -> tuple[Port, ...]:
         return (Port("verdict", frozenset({Kind.REPORT})),)
+
+
+class Alter(Stage):
+    """Hands a policy on."""
+
+    inputs = (Port("model", POLICY),)
+
+    def outputs(self, config: Any) -> tuple[Port, ...]:
+        return (Port("model", POLICY),)
+
+
+class Promote(Stage):
+    """Publishes a policy on a verdict."""
+
+    inputs = (Port("model", POLICY), Port("verdict", frozenset({Kind.REPORT})))
+
+    def outputs(self, config: Any) -> tuple[Port, ...]:
+        return (Port("receipt", frozenset({Kind.REPORT})),)
+
+
+class Score(Stage):
+    """Scores what a policy says with a reward model."""
+
+    inputs = (Port("model", POLICY), Port("reward", REWARDS))
+
+    def outputs(self, config: Any) -> tuple[Port, ...]:
+        return (Port("data", DATASET),)
 
 
 class Merge(Stage):
@@ -79,14 +111,14 @@ class Train(Trainer):
     inputs = (
         Port("model", POLICY),
         Port("teacher", POLICY, optional=True),
+        Port("reference", POLICY, optional=True),
+        Port("reward", REWARDS, optional=True),
         Port("data", DATASET, formats=formats, training=True),
+        Port("eval", DATASET, formats=formats, optional=True),
     )
 
     def outputs(self, config: Any) -> tuple[Port, ...]:
         return (Port("model", POLICY),)
-
-    def example(self, row: Mapping[str, Any], index: int, encoder: Any, format: str) -> Example | str:
-        raise AssertionError("nothing is trained here")
 
     def batch(self, scores: Any) -> Any:
         raise AssertionError("nothing is trained here")
@@ -100,7 +132,7 @@ class TrainTokens(Train):
 
 STAGES: dict[str, type[Stage]] = {
     "load": Load, "sample": Sample, "split": Split, "measure": Measure, "judge": Judge, "merge": Merge,
-    "train": Train, "train-tokens": TrainTokens,
+    "train": Train, "train-tokens": TrainTokens, "alter": Alter, "promote": Promote, "score": Score,
 }  # fmt: skip
 
 
@@ -112,7 +144,7 @@ def real(kind: Kind, facts: Any) -> Artifact:
 def source(
     origin: str, kind: Kind, *, verified: bool = False, prompts: Sequence[str] | None = None, **facts: Any
 ) -> Input:
-    known = (DatasetFacts if kind == Kind.DATASET else PolicyFacts)(**facts)
+    known = FACTS_OF[kind](**facts)
     artifact = real(kind, known) if verified else None
     return Input(origin, kind, known, artifact, None if prompts is None else frozenset(prompts))
 
@@ -129,13 +161,23 @@ def data(origin: str = "chats.data", **facts: Any) -> Input:
     return source(origin, Kind.DATASET, **facts)
 
 
-def site(uses: str, *upstream: Site, node: str | None = None, **inputs: Input | Sequence[Input]) -> Site:
+def reward(origin: str = "rm.model", **facts: Any) -> Input:
+    return source(origin, Kind.REWARD_MODEL, **facts)
+
+
+def report(origin: str = "eval.report", **facts: Any) -> Input:
+    return source(origin, Kind.REPORT, **facts)
+
+
+def site(
+    uses: str, *upstream: Site, node: str | None = None, config: Any = None, **inputs: Input | Sequence[Input]
+) -> Site:
     """A node whose inputs come from the upstream nodes they are named after."""
     ports = {port: [given] if isinstance(given, Input) else list(given) for port, given in inputs.items()}
     makers = {maker.node: maker for maker in upstream}
     origins = [each.origin for given in ports.values() for each in given]
     made = {origin: makers[origin.split(".")[0]] for origin in origins if origin.split(".")[0] in makers}
-    return Site(node or uses, uses, STAGES[uses](), None, ports, made)
+    return Site(node or uses, uses, STAGES[uses](), config, ports, made)
 
 
 def findings(rule: type[Rule], at: Site) -> list[Finding]:

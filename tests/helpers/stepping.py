@@ -22,8 +22,10 @@ from posttrain.contracts.loss import Loss, Need
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example
 from posttrain_plugins.backends.single import Single
+from posttrain_plugins.data import formats
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.training.batches import Budget, probe
+from posttrain_plugins.training.examples import prepare
 from posttrain_plugins.training.head import choose_head
 from posttrain_plugins.training.layouts import LAYOUTS
 from posttrain_plugins.training.step import Stepper
@@ -50,8 +52,16 @@ def encoder() -> Encoder:
 def examples(uses: str, count: int = 7) -> list[Example]:
     """Examples of ragged lengths and weights, made by the trainer itself from rows of its format."""
     format, trainer = format_of(uses), catalogue().stage(uses)
-    made = [trainer.example(row, i, encoder(), format) for i, row in enumerate(ROWS[format](count))]
-    return [replace(each, weight=0.5 + each.row % 3) for each in made]
+    made = prepare(
+        trainer,
+        ROWS[format](count),
+        encoder(),
+        formats.format_of(format),
+        max_length=None,
+        truncation="error",
+        weight_column=None,
+    )
+    return [replace(each, weight=0.5 + each.row % 3) for each in made.examples]
 
 
 def stepper(

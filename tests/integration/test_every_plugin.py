@@ -35,6 +35,8 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "data.synthetic": {"generator": "reverse", "rows": 30, "split": {"test": 0.2}},
     "data.load": {"path": "rows.jsonl"},
     "data.best_of_n": {"reward": "exact"},
+    "data.convert": {"to": "messages"},
+    "data.split": {"split": {"test": 0.1}},
     "model.load": {"path": "model"},
     "promote": {"name": "some"},
 }
@@ -296,11 +298,15 @@ def documentation() -> str:
 def announced() -> Iterator[tuple[str, str]]:
     """Yield everything a reader may look for: plugins, hooks, verbs."""
     from posttrain.cli.app import app
+    from posttrain.cli.verbs import plugin_verb
     from posttrain.registry import hooks
 
     for group, name in names(*OBJECTS, Group.RUNNER, Group.TRACKER, Group.COMMAND, Group.RECIPE):
         yield group.value, name
     yield from (("hook", name) for name in vars(hooks) if name.startswith("posttrain_"))
+    for name in catalogue().names(Group.COMMAND):
+        made = plugin_verb(name, catalogue()).made()
+        yield from (("verb", f"{name} {inner}") for inner in getattr(made, "commands", ()))
     for command in app.registered_commands:
         assert command.callback is not None
         yield "verb", command.name or command.callback.__name__

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import DataError
-from posttrain_plugins.data.cleaning import Cleaned, clean
-from posttrain_plugins.data.files import Table, read_table
+from posttrain_plugins.data.judging.cleaning import Cleaned, clean
+from posttrain_plugins.data.reading.files import Table, read_table
 
 
 def written(tmp_path: Path, name: str, content: bytes | str) -> Path:
@@ -46,7 +46,7 @@ def test_jsonl_with_byte_order_mark_blank_lines_and_windows_breaks(tmp_path: Pat
         ("\n\n", ["the file holds no rows"]),
         ('{"text": "a"}\n{"tekst": "b"}\n', ["line 2: no column `text`; the row has `tekst`"]),
         ('{"text": "a"}\n{"text": ["b"]}\n', ["line 2: `text` is list, not a string"]),
-        ('{"text": "\\ud800"}\n', ["line 1: the row holds half a surrogate pair"]),
+        ('{"text": "\\ud800"}\n', ["line 1: `text` holds half a surrogate pair"]),
         ('{"question": "a"}\n', ["fit no dataset format", "`question`", "columns: {question: prompt"]),
         (
             '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n',
@@ -89,7 +89,7 @@ def test_the_format_comes_from_all_rows(tmp_path: Path) -> None:
 def test_json_arrays(tmp_path: Path) -> None:
     assert read_table(written(tmp_path, "a.json", '[{"text": "a"}]')).rows == [{"text": "a"}]
     assert "an object with the keys data" in refusal(written(tmp_path, "b.json", '{"data": []}'))
-    assert "row 2: a row must be a JSON object, not a string" in refusal(
+    assert "row 2 (line 1): a row must be a JSON object, not a string" in refusal(
         written(tmp_path, "c.json", '[{"text": "a"}, "b"]')
     )
     lines = '{"text": "a"}\n{"text": "b"}\n'

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.contexts import FakeContext
 from helpers.stages import configured, contents, run_stage
 
 from posttrain.artifacts.manifest import canonical, digest_of
+from posttrain.contracts.format import Format, Row
+from posttrain.contracts.passage import Passage
 from posttrain.contracts.stage import Certainty, Level, SourceMark
 from posttrain.errors import DataError
 from posttrain.registry.components import ConfigProblems, marked, semantic
-from posttrain_plugins.data.load import Load, LoadConfig
+from posttrain_plugins.data.load import Load, LoadConfig, run
 from posttrain_plugins.data.rows import prompt_hash, read_rows, trained_prompts
 
 
@@ -113,6 +118,176 @@ def test_equal_rows_and_on_demand_equal_prompts_stay_together(tmp_path: Path) ->
     assert train.isdisjoint(test)
 
 
+def test_rows_of_other_tools_become_canonical(tmp_path: Path) -> None:
+    rows = [
+        {"conversations": [{"from": "human", "value": f"q{n}"}, {"from": "gpt", "value": "a"}], "id": n}
+        for n in range(40)
+    ]
+    path = rows_file(tmp_path, rows)
+    stage, config = Load(), LoadConfig(path=str(path), split={"test": 0.25})
+    predicted = stage.predict(config, {})
+    run = run_stage(stage, tmp_path, path=str(path), split={"test": 0.25})
+    for port in ("train", "test"):
+        assert predicted[port].facts == run.described[port][1]
+        assert predicted[port].facts.format == "messages"
+        assert stage.prompts(config, port, Path("/")) == set(
+            (run.output(port) / "prompts.txt").read_text().split()
+        )
+    assert run.notes == ["40 `sharegpt` rows became 40 `messages` rows"]
+    assert {port.formats for port in stage.outputs(LoadConfig(path="a", format="sharegpt"))} == {
+        frozenset({"messages"})
+    }
+
+
+def test_one_row_may_become_none(tmp_path: Path) -> None:
+    def rated(*scores: int) -> dict[str, Any]:
+        return {
+            "instruction": "a",
+            "completions": [{"response": f"r{n}", "rating": score} for n, score in enumerate(scores)],
+        }
+
+    rows_file(tmp_path, [rated(1, 2), rated(3, 3), rated(2, 1)])
+    run = run_stage(Load(), tmp_path, path="rows.jsonl")
+    assert [row["chosen"][0]["content"] for row in read_rows(run.result("data"))] == ["r1", "r0"]
+    assert run.notes == ["3 `ultrafeedback` rows became 2 `preference` rows"]
+    rows_file(tmp_path, [rated(3, 3)])
+    with pytest.raises(DataError, match="no row of `ultrafeedback` was left"):
+        run_stage(Load(), tmp_path / "b", path=str(tmp_path / "rows.jsonl"))
+
+
+class Shouted(Format):
+    """Texts in a column of their own."""
+
+    columns = ("shout",)
+    becomes = "text"
+
+    def problem(self, row: Row) -> str | None:
+        """Refuse whispers."""
+        return None if str(row["shout"]).isupper() else "`shout` is a whisper"
+
+    def rows(self, row: Row) -> Iterable[Row]:
+        """Return the text."""
+        return ({"text": row["shout"]},)
+
+    def passages(self, row: Row) -> Sequence[Passage]:
+        """Return nothing."""
+        return ()
+
+
+class Riddle(Format):
+    """A canonical format of another plugin."""
+
+    columns = ("riddle", "answer")
+
+    def problem(self, row: Row) -> str | None:
+        """Take everything."""
+        return None
+
+    def passages(self, row: Row) -> Sequence[Passage]:
+        """Return the riddle and its answer."""
+        return (Passage("completion", row["riddle"], row["answer"]),)
+
+
+def with_format(
+    tmp_path: Path, name: str, plugin: Format, rows: list[dict[str, Any]], **options: Any
+) -> FakeContext:
+    tmp_path.mkdir(exist_ok=True)
+    rows_file(tmp_path, rows)
+    config = LoadConfig(path="rows.jsonl", format=name, **options)
+    context = FakeContext(tmp_path, Load(), config, {}, {name: plugin})
+    run(context)
+    return context
+
+
+def test_formats_of_other_plugins_are_used_by_name(tmp_path: Path) -> None:
+    context = with_format(tmp_path, "acme/shouted", Shouted(), [{"shout": "A"}])
+    assert read_rows(context.result("data")) == [{"text": "A"}]
+    config = LoadConfig(path=str(tmp_path / "rows.jsonl"), format="acme/shouted")
+    assert Load().predict(config, {})["data"].facts.format is None
+    assert list(Load().check(config, {})) == []
+    assert Load().outputs(config)[0].formats == frozenset()
+    with pytest.raises(DataError, match="line 1: `shout` is a whisper"):
+        with_format(tmp_path / "b", "acme/shouted", Shouted(), [{"shout": "a"}])
+
+
+def test_a_canonical_format_of_another_plugin_is_written_as_it_is(tmp_path: Path) -> None:
+    rows = [{"riddle": f"r{n % 20}", "answer": f"a{n}"} for n in range(60)]
+    context = with_format(tmp_path, "acme/riddle", Riddle(), rows, split={"test": 0.3})
+    facts = context.described["train"][1]
+    assert (facts.format, facts.columns, facts.longest) == ("acme/riddle", ("riddle", "answer"), 6)
+    train, test = ({row["riddle"] for row in read_rows(context.result(port))} for port in ("train", "test"))
+    assert train.isdisjoint(test)
+    assert prompt_hash({"riddle": "r1", "answer": "x"}, Riddle()) == prompt_hash({"prompt": "r1"}, "prompt")
+
+
+def test_csv_columns_can_hold_json(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        'q,completion,label,tools\n"[{""role"": ""user"", ""content"": ""a""}]",b,True,\n'
+        '"[{""role"": ""user"", ""content"": ""c""}]",d,false,"[{""name"": ""f""}]"\n'
+    )
+    options = {"columns": {"q": "prompt"}, "json_columns": ["prompt", "label", "tools"]}
+    run = run_stage(Load(), tmp_path, path="rows.csv", **options)
+    assert read_rows(run.result("data")) == [
+        {"prompt": [{"role": "user", "content": "a"}], "completion": "b", "label": True, "tools": None},
+        {
+            "prompt": [{"role": "user", "content": "c"}],
+            "completion": "d",
+            "label": False,
+            "tools": [{"name": "f"}],
+        },
+    ]
+    assert run.described["data"][1].format == "unpaired_preference"
+    path.write_text("prompt\n[1\n")
+    with pytest.raises(DataError, match="line 2: `prompt` is not valid JSON"):
+        run_stage(Load(), tmp_path / "b", path=str(path), json_columns=["prompt"])
+
+
+def test_a_limit_and_duplicates_count_what_is_left(tmp_path: Path) -> None:
+    rows = [*texts(30), {"text": " "}, *texts(30)]
+    rows_file(tmp_path, rows)
+    run = run_stage(Load(), tmp_path, path="rows.jsonl", skip_invalid=True, drop_duplicates=True, limit=12)
+    kept = [row["text"] for row in read_rows(run.result("data"))]
+    assert len(set(kept)) == len(kept) == 12
+    assert kept != [f"text {n}" for n in range(12)]
+    assert run.notes[1] == "30 rows equal an earlier one: dropped"
+    (tmp_path / "b").mkdir()
+    rows_file(tmp_path / "b", texts(30)[::-1])
+    other = run_stage(Load(), tmp_path / "b", path="rows.jsonl", limit=12)
+    assert [row["text"] for row in read_rows(other.result("data"))] == kept[::-1]
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def test_images_become_files_of_the_dataset(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(base64.b64decode(PIXEL))
+    turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a pixel"}]
+    rows = [
+        {"messages": turns, "image": image} for image in ("pictures/a.png", f"data:image/png;base64,{PIXEL}")
+    ]
+    path = rows_file(tmp_path, rows)
+    config = LoadConfig(path=str(path), images="pictures")
+    assert Load().predict(config, {})["data"].facts.rows is None
+    assert list(Load().check(config, {})) == []
+    run = run_stage(Load(), tmp_path, path="rows.jsonl", images="pictures")
+    first, second = read_rows(run.result("data"))
+    assert first["images"] == second["images"]
+    assert (run.output("data") / first["images"][0]).read_bytes() == base64.b64decode(PIXEL)
+    assert first["messages"][0]["content"] == [{"type": "image"}, {"type": "text", "text": "what?"}]
+    with pytest.raises(DataError, match="outside of the folder of images"):
+        run_stage(Load(), tmp_path / "b", path=str(path))
+
+
+def test_a_dataset_of_the_hub_can_be_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    rows_file(tmp_path / "data", texts(1000), "train.jsonl")
+    run = run_stage(Load(), tmp_path, id=str(tmp_path / "data"), stream=7)
+    assert read_rows(run.result("data")) == texts(7)
+
+
 def test_an_empty_split_is_named(tmp_path: Path) -> None:
     rows_file(tmp_path, texts(3))
     with pytest.raises(DataError, match=r"the split `test` \(0.001 of the rows\) is empty"):
@@ -138,6 +313,8 @@ def test_duplicates_are_noted(tmp_path: Path) -> None:
         ({"path": "a", "split": {}}, "at least one split"),
         ({"path": "a", "split": {"a.b": 0.5}}, "no name for a split"),
         ({"path": "a", "format": "chatty"}, "format"),
+        ({"path": "a", "stream": 5}, "belong to a hub `id`"),
+        ({"id": "a/b", "images": "c"}, "the datasets of the hub hold their images"),
         ({"path": "a", "columns": {"x": "z", "y": "z"}}, "one new name to several columns"),
         ({"path": "a", "limit": 0}, "limit"),
     ],

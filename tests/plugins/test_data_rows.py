@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from posttrain.contracts.format import Column
 from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import as_messages, completion_messages, content_text, tools_of
-from posttrain_plugins.data.formats import infer_format, row_problem
+from posttrain_plugins.data.formats import infer_format, row_problem, schema_of
 from posttrain_plugins.data.rows import (
     asked_prompts,
     first_prompt_hash,
@@ -34,6 +36,9 @@ def test_rows_survive_a_round_trip_and_the_bytes_are_canonical(tmp_path: Path) -
         "rows": 2,
         "policy": "ab",
         "conversational": False,
+        "longest": 4,
+        "flaws": {},
+        "tokens": None,
     }
     assert len((tmp_path / "prompts.txt").read_text().splitlines()) == 2
 
@@ -118,7 +123,7 @@ def test_no_rows_and_unfit_rows_are_refused(tmp_path: Path) -> None:
         write_rows(tmp_path, [{"text": "a"}, {"tex": "b"}], "text")
     with pytest.raises(DataError, match="half a surrogate pair"):
         write_rows(tmp_path, [{"text": "\ud800"}], "text")
-    with pytest.raises(DataError, match="row 1: the row cannot be written as JSON"):
+    with pytest.raises(DataError, match="row 1: `score` cannot be written as JSON"):
         write_rows(tmp_path, [{"text": "a", "score": float("nan")}], "text")
 
 
@@ -133,16 +138,20 @@ def test_no_rows_and_unfit_rows_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_formats_are_recognised(columns: str, format: str) -> None:
-    assert infer_format(columns.split(), "f") == format
+    assert infer_format(named(*columns.split()), "f") == format
+
+
+def named(*columns: str) -> Mapping[str, Column]:
+    return schema_of([dict.fromkeys(columns, "a")]).columns
 
 
 def test_ambiguous_columns_list_the_candidates() -> None:
     with pytest.raises(DataError) as caught:
-        infer_format(["prompt", "completion", "chosen", "rejected"], "f.jsonl")
+        infer_format(named("prompt", "completion", "chosen", "rejected"), "f.jsonl")
     assert "`prompt_completion`, `preference`" in caught.value.message
     assert "format: prompt_completion" in str(caught.value.fix)
     with pytest.raises(DataError, match="fit no dataset format") as caught:
-        infer_format(["question", "answer"], "f.jsonl")
+        infer_format(named("question", "answer"), "f.jsonl")
     assert "`question`, `answer`" in str(caught.value.found) or "`answer`, `question`" in str(
         caught.value.found
     )
@@ -183,7 +192,11 @@ def test_unfit_rows_say_why(row: dict[str, object], format: str, problem: str) -
 
 
 def test_a_tool_call_needs_no_content() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "function": {"name": "f"}}],
+    }
     assert row_problem({"prompt": "a", "completion": [call]}, "prompt_completion") is None
     assert content_text(call) == ""
 

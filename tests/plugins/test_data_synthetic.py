@@ -8,7 +8,7 @@ from helpers.stages import configured, contents, run_stage
 
 from posttrain.errors import DataError
 from posttrain.registry.components import ConfigProblems
-from posttrain_plugins.data.generators import Addition, AdditionConfig, Reverse, ReverseConfig
+from posttrain_plugins.data.generators.characters import Addition, AdditionConfig, Reverse, ReverseConfig
 from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.data.synthetic import Synthetic
 

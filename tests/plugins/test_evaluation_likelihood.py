@@ -10,15 +10,14 @@ from helpers.models import tiny_llama
 from posttrain.errors import DataError, StageError
 from posttrain_plugins.evaluation import likelihood
 from posttrain_plugins.evaluation.likelihood import completion_nll
+from posttrain_plugins.templates.encoder import Encoded
 from posttrain_plugins.training.head import KeepHead, choice
 
 SEQUENCES = [
-    SimpleNamespace(tokens=[9, 10, 11, 3], supervised=[False, False, True, True]),
-    SimpleNamespace(
-        tokens=[9, 10, 12, 13, 14, 15, 3], supervised=[False] * 2 + [True, False, True, True, True]
-    ),
-    SimpleNamespace(tokens=[20, 21], supervised=[False, False]),
-    SimpleNamespace(tokens=[20, 21, 22], supervised=[False, True, True]),
+    Encoded(tokens=[9, 10, 11, 3], supervised=[False, False, True, True]),
+    Encoded(tokens=[9, 10, 12, 13, 14, 15, 3], supervised=[False] * 2 + [True, False, True, True, True]),
+    Encoded(tokens=[20, 21], supervised=[False, False]),
+    Encoded(tokens=[20, 21, 22], supervised=[False, True, True]),
 ]
 
 
@@ -81,7 +80,7 @@ def test_nothing_to_score_is_a_sum_of_nothing() -> None:
 
 
 def test_too_long_a_sequence_is_refused() -> None:
-    long = SimpleNamespace(tokens=[9] * 129, supervised=[True] * 129)
+    long = Encoded(tokens=[9] * 129, supervised=[True] * 129)
     with pytest.raises(DataError, match="longer than the model's context"):
         completion_nll(policy(), [long], batch_tokens=10)
 

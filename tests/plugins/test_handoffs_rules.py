@@ -1,21 +1,33 @@
-"""Each rule: where it fires, where it does not, and where it cannot tell."""
+"""Rules about what meets at one node: where each fires, where it does not, and where it cannot tell."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from helpers.sites import adapter, data, findings, policy, real, site, summary
+from helpers.sites import adapter, data, findings, policy, real, reward, site, summary
 
 from posttrain.artifacts.kinds import Kind, PolicyFacts, TemplateFingerprint
-from posttrain.contracts.rule import Site
-from posttrain_plugins.handoffs.adapter import Adapter
-from posttrain_plugins.handoffs.dataset_format import DatasetFormat
-from posttrain_plugins.handoffs.leakage import Leakage
-from posttrain_plugins.handoffs.reference import Reference
-from posttrain_plugins.handoffs.template import Template
-from posttrain_plugins.handoffs.tokenizer import Tokenizer
-from posttrain_plugins.handoffs.tokens import Tokens
+from posttrain.contracts.rule import Rule, Site
+from posttrain_plugins.handoffs.adapters import AdapterBase
+from posttrain_plugins.handoffs.datasets import DatasetFormat
+from posttrain_plugins.handoffs.evaluations import Leakage
+from posttrain_plugins.handoffs.preferences import OffPolicy
+from posttrain_plugins.handoffs.special_tokens import (
+    EndMissing,
+    PadIsEnd,
+    PadIsUnknown,
+    PadMissing,
+    TokenOutOfRange,
+)
+from posttrain_plugins.handoffs.templates import TemplateMissing, TemplatesDiffer
+from posttrain_plugins.handoffs.tokenizers import (
+    DataTokenizer,
+    EmbeddingsShort,
+    RewardTokenizer,
+    TeacherVocabulary,
+    TokenizersDiffer,
+)
 
 ERROR, WARNING, NOTE = ("error", "predicted"), ("warning", "predicted"), ("note", "predicted")
 VERIFIED, UNKNOWN = ("error", "verified"), ("note", "unknown")
@@ -60,14 +72,14 @@ def fingerprint(text: str) -> TemplateFingerprint:
 def test_missing_template(uses: str, has: bool | None, format: str | None, expected: Expected) -> None:
     port = "model" if uses == "train" else "models"
     at = site(uses, **{port: policy(has_template=has), "data": data(format=format)})
-    assert summary(Template, at) == expected
+    assert summary(TemplateMissing, at) == expected
 
 
 @pytest.mark.parametrize("format", ["prompt", "prompt_completion", "preference"])
 def test_conversations_in_any_format_need_a_template(format: str) -> None:
     def check(has: bool | None, turns: bool | None) -> Expected:
         given = data(format=format, conversational=turns)
-        return summary(Template, site("train", model=policy(has_template=has), data=given))
+        return summary(TemplateMissing, site("train", model=policy(has_template=has), data=given))
 
     assert check(False, True) == [ERROR]
     assert check(None, True) == [UNKNOWN]
@@ -78,37 +90,61 @@ def test_missing_template_is_verified_by_artifacts() -> None:
     at = site(
         "train", model=policy(has_template=False, verified=True), data=data(format="messages", verified=True)
     )
-    assert summary(Template, at) == [VERIFIED]
+    assert summary(TemplateMissing, at) == [VERIFIED]
 
 
 def test_templates_that_differ() -> None:
     one, same, other = (policy(f"m{i}.model", template=fingerprint(text)) for i, text in enumerate("aab"))
     none = policy("m3.model")
-    assert summary(Template, site("measure", models=[one, same, none], data=data(format="prompt"))) == []
-    assert summary(Template, site("measure", models=[one, other], data=data(format="prompt"))) == [WARNING]
-    assert summary(Template, site("train", model=one, teacher=other, data=data(format="preference"))) == [
-        ERROR
+    assert (
+        summary(TemplatesDiffer, site("measure", models=[one, same, none], data=data(format="prompt"))) == []
+    )
+    assert summary(TemplatesDiffer, site("measure", models=[one, other], data=data(format="prompt"))) == [
+        WARNING
     ]
-    assert summary(Template, site("judge", candidate=one, baseline=other)) == []
+    assert summary(
+        TemplatesDiffer, site("train", model=one, teacher=other, data=data(format="preference"))
+    ) == [ERROR]
+    assert summary(TemplatesDiffer, site("judge", candidate=one, baseline=other)) == []
 
 
 def test_vocabulary_and_embeddings() -> None:
     def check(vocabulary: int | None, embeddings: int | None) -> Expected:
-        return summary(
-            Tokenizer, site("judge", candidate=policy(vocabulary=vocabulary, embeddings=embeddings))
-        )
+        given = policy(vocabulary=vocabulary, embeddings=embeddings)
+        return summary(EmbeddingsShort, site("judge", candidate=given))
 
     assert check(101, 100) == [ERROR]
     assert check(100, 100) == check(100, 128) == check(None, 100) == check(101, None) == []
+    short = reward(vocabulary=101, embeddings=100)
+    assert summary(EmbeddingsShort, site("score", model=policy(), reward=short)) == [ERROR]
 
 
 def test_tokenizers_that_differ() -> None:
     one, same, other = (policy(f"m{i}.model", tokenizer=text) for i, text in enumerate("aab"))
-    assert summary(Tokenizer, site("judge", candidate=one, baseline=same)) == []
-    assert summary(Tokenizer, site("judge", candidate=one, baseline=other)) == [WARNING]
-    assert summary(Tokenizer, site("measure", models=[one, same, other], data=data())) == [WARNING] * 2
-    assert summary(Tokenizer, site("train", model=one, teacher=other, data=data())) == [ERROR]
-    assert summary(Tokenizer, site("judge", candidate=one, baseline=policy())) == []
+    assert summary(TokenizersDiffer, site("judge", candidate=one, baseline=same)) == []
+    assert summary(TokenizersDiffer, site("judge", candidate=one, baseline=other)) == [WARNING]
+    assert summary(TokenizersDiffer, site("measure", models=[one, same, other], data=data())) == [WARNING] * 2
+    assert summary(TokenizersDiffer, site("judge", candidate=one, baseline=policy())) == []
+
+
+def test_teacher_and_student_need_one_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = policy("a.model", tokenizer="a"), policy("b.model", tokenizer="b")
+    at = site("train", model=one, teacher=other, data=data())
+    assert summary(TeacherVocabulary, at) == [ERROR]
+    assert summary(TokenizersDiffer, at) == []
+    assert summary(TeacherVocabulary, site("judge", candidate=one, baseline=other)) == []
+    monkeypatch.setattr(type(at.stage), "across_tokenizers", True, raising=False)
+    assert summary(TeacherVocabulary, at) == []
+
+
+def test_policy_and_reward_model_need_one_tokenizer() -> None:
+    def check(uses: str, tokenizer: str | None) -> Expected:
+        at = site(uses, model=policy(tokenizer="a"), reward=reward(tokenizer=tokenizer))
+        return summary(RewardTokenizer, at)
+
+    assert check("score", "b") == [WARNING]
+    assert check("train", "b") == [ERROR]
+    assert check("score", "a") == check("score", None) == []
 
 
 def generated(by: Any, through_split: bool = False) -> tuple[Site, str]:
@@ -124,30 +160,37 @@ def test_data_of_another_tokenizer(through_split: bool) -> None:
     made, origin = generated(policy("a.model", tokenizer="a"), through_split)
     for own, expected in (("a", []), ("b", [WARNING]), (None, [])):
         at = site("train", made, model=policy("b.model", tokenizer=own), data=data(origin))
-        assert summary(Tokenizer, at) == expected
+        assert summary(DataTokenizer, at) == expected
 
 
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    ("rule", "facts", "expected"),
     [
-        ({"eos": (3,), "pad": 0}, []),
-        ({"eos": (), "pad": 0}, [ERROR]),
-        ({"pad": 0}, [UNKNOWN]),
-        ({"pad": 0, "verified": True}, [VERIFIED]),
-        ({"eos": (3,)}, []),
-        ({"eos": (3,), "verified": True}, [("note", "verified")]),
-        ({"eos": (2, 3), "pad": 3}, [NOTE]),
-        ({"eos": (3,), "pad": 0, "unk": 0}, [WARNING]),
-        ({"eos": (3, 100), "pad": 0, "vocabulary": 100, "embeddings": 128}, [ERROR]),
-        ({"eos": (99,), "pad": 0, "vocabulary": 100, "embeddings": 128}, []),
-        ({"eos": (3,), "pad": 128, "embeddings": 128}, [ERROR]),
-        ({"eos": (3,), "pad": 0, "bos": 500, "vocabulary": 100}, [ERROR]),
+        (EndMissing, {"eos": (3,)}, []),
+        (EndMissing, {"eos": ()}, [ERROR]),
+        (EndMissing, {}, [UNKNOWN]),
+        (EndMissing, {"verified": True}, [VERIFIED]),
+        (PadMissing, {"pad": 0, "verified": True}, []),
+        (PadMissing, {}, []),
+        (PadMissing, {"verified": True}, [("note", "verified")]),
+        (PadIsEnd, {"eos": (2, 3), "pad": 3}, [NOTE]),
+        (PadIsEnd, {"eos": (2, 3), "pad": 0}, []),
+        (PadIsEnd, {"pad": 3}, []),
+        (PadIsUnknown, {"pad": 0, "unk": 0}, [WARNING]),
+        (PadIsUnknown, {"pad": 0, "unk": 1}, []),
+        (PadIsUnknown, {"eos": (0,), "pad": 0, "unk": 0}, []),
+        (TokenOutOfRange, {"eos": (3, 100), "vocabulary": 100, "embeddings": 128}, [ERROR]),
+        (TokenOutOfRange, {"eos": (99,), "pad": 0, "vocabulary": 100, "embeddings": 128}, []),
+        (TokenOutOfRange, {"pad": 128, "embeddings": 128}, [ERROR]),
+        (TokenOutOfRange, {"bos": 500, "vocabulary": 100}, [ERROR]),
+        (TokenOutOfRange, {"eos": (-1,), "vocabulary": 100}, [ERROR]),
+        (TokenOutOfRange, {"eos": (500,), "bos": 7}, []),
     ],
 )
-def test_special_tokens(facts: dict[str, Any], expected: Expected) -> None:
-    assert summary(Tokens, site("train", model=policy(**facts), data=data())) == expected
-    assert summary(Tokens, site("measure", models=policy(**facts), data=data())) == expected
-    assert summary(Tokens, site("judge", candidate=policy(**facts))) == []
+def test_special_tokens(rule: type[Rule], facts: dict[str, Any], expected: Expected) -> None:
+    assert summary(rule, site("train", model=policy(**facts), data=data())) == expected
+    assert summary(rule, site("measure", models=policy(**facts), data=data())) == expected
+    assert summary(rule, site("judge", candidate=policy(**facts))) == [], "nothing is trained or asked"
 
 
 def digest(kind: Kind = Kind.MODEL, **facts: Any) -> str:
@@ -167,14 +210,14 @@ SFT = {"architecture": "sft", "verified": True}
 )
 def test_pairs_by_digest(by: str | None, expected: Expected) -> None:
     at = site("train", model=policy(**SFT), data=data(policy=by, verified=True))
-    assert summary(Reference, at) == expected
+    assert summary(OffPolicy, at) == expected
     token = site("train-tokens", model=policy(**SFT), data=data(policy=by, verified=True))
-    assert summary(Reference, token) == []
+    assert summary(OffPolicy, token) == []
 
 
 def test_off_policy_pairs_name_both_digests() -> None:
     other = digest(architecture="other")
-    (found,) = findings(Reference, site("train", model=policy(**SFT), data=data(policy=other, verified=True)))
+    (found,) = findings(OffPolicy, site("train", model=policy(**SFT), data=data(policy=other, verified=True)))
     assert other[:12] in found.message
     assert digest(architecture="sft")[:12] in found.message
 
@@ -182,8 +225,8 @@ def test_off_policy_pairs_name_both_digests() -> None:
 def test_an_adapter_is_its_own_reference_and_its_base_is_not() -> None:
     model = adapter(base="b" * 64, verified=True)
     own = data(policy=model.artifact.digest, verified=True)
-    assert summary(Reference, site("train", model=model, data=own)) == []
-    (found,) = findings(Reference, site("train", model=model, data=data(policy="b" * 64, verified=True)))
+    assert summary(OffPolicy, site("train", model=model, data=own)) == []
+    (found,) = findings(OffPolicy, site("train", model=model, data=data(policy="b" * 64, verified=True)))
     assert (found.level, found.certainty) == ("warning", "verified")
     assert "generated by the policy bbbbbbbbbbbb" in found.message
 
@@ -191,20 +234,20 @@ def test_an_adapter_is_its_own_reference_and_its_base_is_not() -> None:
 @pytest.mark.parametrize("through_split", [False, True])
 def test_pairs_by_origin_before_digests_are_known(through_split: bool) -> None:
     made, origin = generated(policy("sft.model"), through_split)
-    assert summary(Reference, site("train", made, model=policy("sft.model"), data=data(origin))) == []
-    assert summary(Reference, site("train", made, model=policy("base.model"), data=data(origin))) == [WARNING]
+    assert summary(OffPolicy, site("train", made, model=policy("sft.model"), data=data(origin))) == []
+    assert summary(OffPolicy, site("train", made, model=policy("base.model"), data=data(origin))) == [WARNING]
     human = site("load", node="chats")
-    assert summary(Reference, site("train", human, model=policy("base.model"), data=data("chats.data"))) == []
+    assert summary(OffPolicy, site("train", human, model=policy("base.model"), data=data("chats.data"))) == []
 
 
 def test_pairs_of_the_model_that_an_adapter_was_trained_on() -> None:
     made, origin = generated(policy("base.model"))
     lora = site("train-tokens", node="lora", model=policy("base.model"), data=data())
-    assert summary(Reference, site("train", made, lora, model=adapter("lora.model"), data=data(origin))) == [
+    assert summary(OffPolicy, site("train", made, lora, model=adapter("lora.model"), data=data(origin))) == [
         WARNING
     ]
     made, origin = generated(adapter("lora.model"))
-    assert summary(Reference, site("train", made, lora, model=adapter("lora.model"), data=data(origin))) == []
+    assert summary(OffPolicy, site("train", made, lora, model=adapter("lora.model"), data=data(origin))) == []
 
 
 def evaluation(test: Any, train: Any, uses: str = "measure") -> Site:
@@ -276,22 +319,23 @@ def test_leakage_looks_at_every_ancestor_that_trains_and_at_nothing_else() -> No
 def test_adapter_and_base() -> None:
     base = policy("base.model", architecture="base", verified=True)
     own = digest(architecture="base")
-    assert summary(Adapter, site("merge", adapter=adapter(base=own, verified=True), model=base)) == []
-    assert summary(Adapter, site("merge", adapter=adapter(base="c" * 64, verified=True), model=base)) == [
+    assert summary(AdapterBase, site("merge", adapter=adapter(base=own, verified=True), model=base)) == []
+    assert summary(AdapterBase, site("merge", adapter=adapter(base="c" * 64, verified=True), model=base)) == [
         VERIFIED
     ]
-    assert summary(Adapter, site("merge", adapter=adapter(), model=base)) == [UNKNOWN]
+    assert summary(AdapterBase, site("merge", adapter=adapter(), model=base)) == [UNKNOWN]
     compared = site("measure", models=[adapter(base="c" * 64, verified=True), base], data=data())
-    assert summary(Adapter, compared) == []
+    assert summary(AdapterBase, compared) == []
 
 
 def test_adapter_and_base_by_origin() -> None:
     lora = site("train", node="lora", model=policy("base.model"), data=data())
     assert (
-        summary(Adapter, site("merge", lora, adapter=adapter("lora.model"), model=policy("base.model"))) == []
+        summary(AdapterBase, site("merge", lora, adapter=adapter("lora.model"), model=policy("base.model")))
+        == []
     )
     (found,) = findings(
-        Adapter, site("merge", lora, adapter=adapter("lora.model"), model=policy("other.model"))
+        AdapterBase, site("merge", lora, adapter=adapter("lora.model"), model=policy("other.model"))
     )
     assert (found.level, found.certainty) == ERROR
     assert found.message == "lora.model was trained on base.model, but is combined with other.model"

@@ -51,7 +51,7 @@ def test_the_facts_of_a_model(model: Artifact) -> None:
     vocabulary = len(set(ALPHABET)) + 4
     # embeddings, then per layer q, k, v, o (16x16, 8x16, 8x16, 16x16), gate, up, down (16x32), two norms; last norm
     parameters = vocabulary * 16 + 2 * (2 * 256 + 2 * 128 + 3 * 512 + 2 * 16) + 16
-    assert facts.model_dump(exclude={"tokenizer", "template"}) == {
+    assert facts.model_dump(exclude={"tokenizer", "template", "shape"}) == {
         "type": "policy",
         "architecture": "llama",
         "dtype": "float32",
@@ -62,16 +62,23 @@ def test_the_facts_of_a_model(model: Artifact) -> None:
         "embeddings": vocabulary,
         "context": 128,
         "has_template": True,
+        "overruled": (),
+        "opens": True,
+        "bos_twice": False,
         "bos": None,
         "eos": (END_ID,),
+        "end_of_turn": END_ID,
+        "declared_eos": (END_ID,),
         "pad": PAD_ID,
         "unk": UNK_ID,
         "head": "LlamaForCausalLM",
+        "missing": (),
         "base": None,
         "adapter": None,
         "generation": {"eos_token_id": END_ID, "pad_token_id": PAD_ID},
     }
     assert facts.template is not None
+    assert facts.shape["hidden_size"] == 16 and facts.shape["rope.theta"] == 10000.0
 
 
 def test_saving_equal_weights_gives_equal_bytes(tmp_path: Path) -> None:

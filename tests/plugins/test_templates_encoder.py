@@ -289,15 +289,17 @@ def test_a_declining_template_is_quoted(tmp_path: Path) -> None:
     assert error.found == "turns system, assistant"
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
+def test_what_a_template_drops_of_earlier_turns_is_noted(tmp_path: Path) -> None:
     encoder = opened(tmp_path, REASONING)
     answer = {"role": "assistant", "content": "x", "reasoning_content": "why"}
     text = marked(encoder, encoder.encode_pair(ASK, [answer]))
     assert text.endswith("assistant\n[<think>why</think>x<|im_end|>]\n")
-    with pytest.raises(DataError, match="rewrites earlier turns") as caught:
-        encoder.encode_messages([*ASK, answer, *ASK, answer])
-    assert "think" in str(caught.value.expected)
-    assert "think" not in str(caught.value.found)
+    encoded = encoder.encode_messages([*ASK, answer, *ASK, answer])
+    assert marked(encoder, encoded) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[x<|im_end|>]\n"
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[<think>why</think>x<|im_end|>]\n"
+    )
+    assert [(note.code, note.turn) for note in encoded.notes] == [("dropped-field", 1)]
 
 
 def test_a_template_that_never_ends_a_turn_is_refused(tmp_path: Path) -> None:

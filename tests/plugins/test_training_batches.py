@@ -18,6 +18,7 @@ from posttrain_plugins.training.batches import (
     deal,
     probe,
 )
+from posttrain_plugins.training.layouts.layout import fillable, filled
 
 
 class Padded:
@@ -26,12 +27,24 @@ class Padded:
     def size(self, examples: Sequence[Example]) -> int:
         return max((e.longest for e in examples), default=1) * sum(len(e.sequences) for e in examples)
 
+    def load(self, example: Example) -> int | None:
+        return None
+
+    def room(self, tokens: int) -> int:
+        return tokens
+
 
 class Packed:
     """No padding."""
 
     def size(self, examples: Sequence[Example]) -> int:
         return sum(e.size for e in examples)
+
+    def load(self, example: Example) -> int | None:
+        return example.size
+
+    def room(self, tokens: int) -> int:
+        return tokens
 
 
 def example(row: int, *lengths: int, prompt: int = 1) -> Example:
@@ -106,6 +119,32 @@ def test_cut_bounds_the_supervised_tokens_too():
     assert cut(examples, Padded(), Budget(10_000, supervised=10_000)) == cut(
         examples, Padded(), Budget(10_000)
     )
+
+
+def test_without_padding_a_step_is_packed_by_best_fit():
+    examples = [example(row, length) for row, length in enumerate([2, 6, 3, 5, 4])]
+    parts = cut(examples, Packed(), Budget(10))
+    assert [[each.longest for each in part] for part in parts] == [[6, 4], [5, 3, 2]]
+    bounded = cut(examples, Packed(), Budget(10, supervised=6))
+    assert all(sum(each.predicted for each in part) <= 6 for part in bounded)
+    assert all(sum(each.size for each in part) <= 10 for part in bounded)
+    assert len(bounded) == 3
+
+
+def test_rows_that_are_filled_up_keep_the_budget():
+    for tokens in (2, 100, 255, 256, 300, 319, 320, 2048):
+        room = fillable(tokens)
+        assert filled(room) <= tokens < filled(room + 1)
+
+
+def test_a_packed_row_is_visited_whole_and_counts_as_one():
+    order = DataOrder(7, 2, seed=3, shuffle=True, packs=[range(0, 3), range(3, 4), range(4, 7)])
+    assert order.steps_per_epoch == 2
+    first, second = order.epoch(0)
+    assert sorted(first + second) == list(range(7))
+    assert {0, 1, 2} <= set(first) or {0, 1, 2}.isdisjoint(first)
+    assert order.visited(1) == sorted(first)
+    assert order.visited(2) == list(range(7))
 
 
 @given(

@@ -1,38 +1,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from posttrain.contracts.trainer import Example
+from posttrain.contracts.passage import Passage
+from posttrain.contracts.stage import Level
+from posttrain.contracts.trainer import Example, Supervise
 from posttrain.errors import DataError
+from posttrain_plugins.data.formats import format_of
 from posttrain_plugins.trainers.dpo import Dpo
 from posttrain_plugins.trainers.sft import Sft
 from posttrain_plugins.training.examples import Prepared, prepare
 
 
+@dataclass(frozen=True)
+class Picture:
+    start: int
+    end: int
+
+
 class Letters:
-    """Encodes a pair letter by letter; upper case in an answer is not supervised."""
+    """Encodes a passage letter by letter; upper case in an answer is not supervised, `#` stands for an image."""
 
     def __init__(self, bos: str | None = None) -> None:
         self.bos_id = None if bos is None else ord(bos)
 
-    def encode_messages(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Any:
-        return self.encode_pair("", "".join(message["content"] for message in messages))
+    def encode(self, passages: Sequence[Passage]) -> list[Any]:
+        return [self._one(passage) for passage in passages]
 
-    def encode_pair(self, prompt: str, completion: str, tools: Any = None) -> Any:
+    def _one(self, passage: Passage) -> Any:
+        prompt, completion = map(written, (passage.prompt, passage.completion))
         if "!" in prompt:
-            raise DataError("the template declines")
-        text = str(tools or "") + prompt + completion
+            return DataError("the template declines")
+        text = str(passage.tools or "") + prompt + completion
         tokens = [ord(letter) for letter in text]
         start = len(text) - len(completion)
         return SimpleNamespace(
             tokens=tokens,
             supervised=[i >= start and chr(t).islower() for i, t in enumerate(tokens)],
             straddling="+" in prompt,
+            notes=[SimpleNamespace(code="trimmed", message=f"trims {prompt[2:] or 'it'}")] * 2
+            if "_" in text
+            else [],
+            images=tuple(Picture(i, i + 1) for i, letter in enumerate(text) if letter == "#"),
         )
+
+
+def written(turns: Any) -> str:
+    if turns is None or isinstance(turns, str):
+        return turns or ""
+    return "".join(message["content"] for message in turns)
 
 
 def prepared(
@@ -46,11 +67,16 @@ def prepared(
         Dpo() if preference else Sft(),
         rows,
         Letters(more.get("bos")),
-        "preference" if preference else more.get("format", "prompt_completion"),
+        format_of("preference" if preference else more.get("format", "prompt_completion")),
         max_length=max_length,
         truncation=truncation,
         weight_column=more.get("weight_column"),
+        supervise=more.get("supervise", Supervise.ANSWERS),
     )
+
+
+def said(found: Prepared) -> list[str]:
+    return [text for _, text in found.notes]
 
 
 def text(example: Example, side: int = 0) -> str:
@@ -68,26 +94,28 @@ def test_keep_start_cuts_the_tail_and_counts_it():
     found = prepared([{"prompt": "PPP", "completion": "abcdef"}, {"prompt": "P", "completion": "a"}], 5)
     assert [text(example) for example in found.examples] == ["PPPab", "Pa"]
     assert (found.truncated, found.lost) == (1, 4)
-    assert found.notes == ["1 row(s) shortened to the longest length, 4 tokens lost"]
+    assert found.notes == [
+        (Level.WARNING, "1 row(s) (50.00%) shortened to the longest length, 4 tokens lost")
+    ]
 
 
 def test_a_row_that_truncation_would_mask_entirely_is_dropped_counted_and_named():
     found = prepared([{"prompt": "PPPPPP", "completion": "abc"}, {"prompt": "P", "completion": "a"}], 5)
     assert [example.row for example in found.examples] == [1]
-    assert found.notes == ["1 row(s) dropped: truncation to 5 tokens removes every supervised token (row 1)"]
+    assert said(found) == ["1 row(s) dropped: truncation to 5 tokens removes every supervised token (row 1)"]
 
 
 def test_the_first_dropped_rows_are_named_by_reason():
     rows = [{"prompt": "P", "completion": c} for c in ("A", "a", "B", "C", "D", "E", "F")]
-    assert prepared(rows[:3]).notes == ["2 row(s) dropped: no supervised token (rows 1, 3)"]
-    assert prepared(rows).notes == ["6 row(s) dropped: no supervised token (rows 1, 3, 4, 5, 6, …)"]
+    assert said(prepared(rows[:3])) == ["2 row(s) dropped: no supervised token (rows 1, 3)"]
+    assert said(prepared(rows)) == ["6 row(s) dropped: no supervised token (rows 1, 3, 4, 5, 6, …)"]
 
 
 def test_conversations_without_an_answer_are_dropped_and_named():
     ask, answer = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "a"}
     found = prepared([{"messages": [ask, answer]}, {"messages": [ask]}], format="messages")
     assert [example.row for example in found.examples] == [0]
-    assert found.notes == ["1 row(s) dropped: no assistant turn (row 2)"]
+    assert said(found) == ["1 row(s) dropped: no assistant turn (row 2)"]
     with pytest.raises(DataError, match="no row of the dataset can be trained on"):
         prepared([{"messages": [ask]}], format="messages")
 
@@ -95,7 +123,7 @@ def test_conversations_without_an_answer_are_dropped_and_named():
 def test_tokens_between_prompt_and_answer_are_counted():
     found = prepared([{"prompt": "P+", "completion": "a"}, {"prompt": "P", "completion": "a"}])
     assert len(found.examples) == 2
-    (note,) = found.notes
+    (note,) = said(found)
     assert note.startswith("1 row(s) have a token that begins in the prompt and ends in the answer")
 
 
@@ -211,3 +239,108 @@ def test_a_missing_weight_is_an_error():
     with pytest.raises(DataError) as caught:
         prepared([{"prompt": "P", "completion": "a"}], weight_column="w")
     assert caught.value.found == "no such column"
+
+
+def test_the_hundredth_row_that_is_shortened_makes_it_a_warning():
+    long, short = {"prompt": "P", "completion": "abcdef"}, {"prompt": "P", "completion": "a"}
+    (few,) = prepared([long, *[short] * 99], 5).notes
+    assert few == (Level.NOTE, "1 row(s) (1.00%) shortened to the longest length, 2 tokens lost")
+    (many,) = prepared([long, long, *[short] * 98], 5).notes
+    assert many == (Level.WARNING, "2 row(s) (2.00%) shortened to the longest length, 4 tokens lost")
+
+
+@pytest.mark.parametrize(
+    ("truncation", "expected"),
+    [("keep_start", "PPPPPPPPab"), ("keep_end", "PPPPPPabcd"), ("drop", None), ("error", None)],
+)
+def test_a_prompt_of_8_and_an_answer_of_4_in_10_tokens(truncation: str, expected: str | None):
+    rows = [{"prompt": "P" * 8, "completion": "abcd"}, {"prompt": "P", "completion": "a"}]
+    if truncation == "error":
+        with pytest.raises(DataError, match="too long"):
+            prepared(rows, 10, truncation)
+        return
+    found = prepared(rows, 10, truncation)
+    assert [text(example) for example in found.examples] == ([expected, "Pa"] if expected else ["Pa"])
+    assert (found.truncated, found.lost) == ((1, 2) if expected else (0, 0))
+
+
+@pytest.mark.parametrize("truncation", ["keep_start", "keep_end"])
+def test_a_shortened_pair_keeps_one_prompt_and_something_to_learn_on_both_sides(truncation: str):
+    rows = [{"prompt": "ABCDEFGH", "chosen": "wxyz", "rejected": "qr"}]
+    chosen, rejected = prepared(rows, 10, truncation).examples[0].sequences
+    assert chosen.predicted and rejected.predicted
+    prompts = [bytes(list(side.tokens)).decode().rstrip("wxyzqr") for side in (chosen, rejected)]
+    assert prompts[0] == prompts[1] == ("ABCDEFGH" if truncation == "keep_start" else "CDEFGH")
+
+
+def test_the_end_of_a_text_is_kept_although_it_has_no_prompt_to_cut():
+    found = prepared([{"text": "abcdefgh"}], 5, "keep_end", format="text")
+    assert text(found.examples[0]) == "defgh"
+    assert found.examples[0].predicted == 4
+
+
+@pytest.mark.parametrize(
+    ("truncation", "prompt", "kept"),
+    [
+        ("keep_start", "#PP", True),
+        ("keep_start", "PPPP##", False),
+        ("keep_end", "PPP#", True),
+        ("keep_end", "P#PP", False),
+    ],
+)
+def test_tokens_of_images_are_never_cut(truncation: str, prompt: str, kept: bool):
+    rows = [{"prompt": prompt, "completion": "abc"}, {"prompt": "P", "completion": "a"}]
+    found = prepared(rows, 5, truncation)
+    assert found.dropped == ({} if kept else {"truncation to 5 tokens would cut an image": 1})
+    if kept:
+        (picture,) = found.examples[0].sequences[0].images
+        assert text(found.examples[0])[picture.start : picture.end] == "#"
+
+
+def test_what_a_template_does_is_told_once_a_row():
+    found = prepared([{"prompt": "P_", "completion": "a"}, {"prompt": "P", "completion": "a"}])
+    assert said(found) == ["1 row(s): trims it (row 1)"]
+
+
+def test_many_sorts_of_remarks_are_told_in_a_few_lines():
+    found = prepared([{"prompt": f"P_{n}", "completion": "a"} for n in range(13)])
+    assert len(said(found)) == 11
+    assert said(found)[0] == "1 row(s): trims 0 (row 1)"
+    assert said(found)[-1] == "3 more remarks; see `posttrain data inspect`"
+
+
+TALK = {
+    "messages": [
+        {"role": "user", "content": "U"},
+        {"role": "assistant", "content": "ab"},
+        {"role": "user", "content": "V"},
+        {"role": "assistant", "content": "c"},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("supervise", "expected"),
+    [(Supervise.ANSWERS, "abc"), (Supervise.LAST_ANSWER, "c"), (Supervise.EVERYTHING, "abVc")],
+)
+def test_what_is_learned_is_chosen(supervise: Supervise, expected: str):
+    (example,) = prepared([TALK], format="messages", supervise=supervise).examples
+    sequence = example.sequences[0]
+    assert text(example) == "UabVc"
+    learned = [chr(t) for t, counts in zip(sequence.tokens, sequence.supervised, strict=True) if counts]
+    assert "".join(learned) == expected
+    assert sequence.predicted == len(expected)
+
+
+def test_images_are_not_learned_with_everything_else():
+    rows = [{"prompt": "P##Q", "completion": "a"}]
+    (example,) = prepared(rows, supervise=Supervise.EVERYTHING).examples
+    assert list(example.sequences[0].supervised) == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("count", [1, 511, 512, 513, 1025])
+def test_rows_keep_their_numbers_over_all_chunks(count: int):
+    rows = [{"prompt": "P", "completion": "A" if i % 5 == 3 else "ab"} for i in range(count)]
+    found = prepared(rows)
+    assert [each.row for each in found.examples] == [i for i in range(count) if i % 5 != 3]
+    assert (found.rows, found.kept) == (count, len(found.examples))

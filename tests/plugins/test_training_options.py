@@ -203,7 +203,7 @@ def test_micro_batches_change_rounding_alone(tmp_path: Path, model: Artifact):
         ({"lr_scheduler_type": "constant", "warmup_steps": 3}, "ignored by `constant`"),
         ({"warmup_steps": 10.5}, "whole steps"),
         ({"gradient_accumulation_steps": 4}, "batch_size counts all examples of an optimizer step"),
-        ({"packing": True}, "layout decides how sequences lie in rows"),
+        ({"packing": True}, "layout decides how sequences lie in memory"),
         ({"lr_scheduler_type": "constant_with_warmup"}, "needs warmup_steps"),
         (
             {"optim": "sgd", "adam_beta1": 0.5, "adam_epsilon": 1e-6},

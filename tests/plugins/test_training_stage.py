@@ -399,8 +399,8 @@ def test_predictions(model: Artifact):
 def test_ports():
     assert [(port.name, port.formats, port.training) for port in Dpo.inputs] == [
         ("model", frozenset(), False),
-        ("data", frozenset({"preference"}), True),
-        ("eval", frozenset({"preference"}), False),
+        ("data", frozenset({"preference", "token_pairs"}), True),
+        ("eval", frozenset({"preference", "token_pairs"}), False),
     ]
     assert Sft().outputs(SftOptions(lora={}))[0].kinds == {Kind.ADAPTER}
     assert Sft().outputs(SftOptions())[0].kinds == {Kind.MODEL, Kind.ADAPTER}

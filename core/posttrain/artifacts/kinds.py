@@ -46,6 +46,15 @@ class TemplateFingerprint(_Facts):
     dated: bool = False
 
 
+class TokenFacts(_Facts):
+    """What tokenized rows were made with: they are of use to a policy with the same tokenizer and template alone."""
+
+    tokenizer: str | None = Field(default=None, description="hash of the tokenizer")
+    template: str | None = Field(default=None, description="the chat template's fingerprint `tokens`")
+    max_length: int | None = Field(default=None, description="longest row in tokens")
+    packed: bool | None = Field(default=None, description="whether a row may hold several examples")
+
+
 class DatasetFacts(_Facts):
     """Facts about a dataset artifact."""
 
@@ -59,6 +68,11 @@ class DatasetFacts(_Facts):
     conversational: bool | None = Field(
         default=None, description="whether any row holds messages, which need a chat template"
     )
+    longest: int | None = Field(default=None, description="characters of the longest row")
+    flaws: dict[str, int] | None = Field(
+        default=None, description="rows by what is odd about them, such as `identical_pairs`"
+    )
+    tokens: TokenFacts | None = Field(default=None, description="of tokenized rows, what made them")
 
 
 class PolicyFacts(_Facts):
@@ -66,6 +80,9 @@ class PolicyFacts(_Facts):
 
     type: Literal["policy"] = "policy"
     architecture: str | None = None
+    shape: dict[str, Any] | None = Field(
+        default=None, description="the config's options that decide what the weights compute"
+    )
     dtype: str | None = None
     parameters: int | None = None
     layers: int | None = None
@@ -78,11 +95,29 @@ class PolicyFacts(_Facts):
     )
     template: TemplateFingerprint | None = None
     has_template: bool | None = None
+    overruled: tuple[str, ...] | None = Field(
+        default=None, description="files that hold another chat template than the one that counts"
+    )
+    opens: bool | None = Field(
+        default=None, description="whether the generation prompt is what the template puts before an answer"
+    )
+    bos_twice: bool | None = Field(
+        default=None, description="whether the template prints BOS and the tokenizer would add another"
+    )
     bos: int | None = None
     eos: tuple[int, ...] | None = Field(default=None, description="every id that ends a generation")
+    end_of_turn: int | None = Field(
+        default=None, description="the id that closes an answer in the chat template"
+    )
+    declared_eos: tuple[int, ...] | None = Field(
+        default=None, description="the ids that generation config, config and tokenizer call the end"
+    )
     pad: int | None = None
     unk: int | None = None
     head: str | None = None
+    missing: tuple[str, ...] | None = Field(
+        default=None, description="weights that the config asks for and the files lack"
+    )
     base: str | None = Field(default=None, description="digest of the model an adapter belongs to")
     adapter: dict[str, Any] | None = None
     generation: dict[str, Any] | None = None
@@ -95,6 +130,10 @@ class ReportFacts(_Facts):
     report: str | None = Field(default=None, description="evaluation, verdict or promotion")
     figures: dict[str, float] | None = None
     subjects: tuple[str, ...] | None = Field(default=None, description="digests of the models reported on")
+    data: str | None = Field(default=None, description="digest of the dataset that was evaluated on")
+    unanswered: dict[str, float] | None = Field(
+        default=None, description="share of answers that are empty or cut off, by digest of the model"
+    )
     verdict: str | None = None
 
 

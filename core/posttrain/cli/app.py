@@ -37,12 +37,11 @@ class PosttrainGroup(typer.core.TyperGroup):
         if own is not None:
             return own
         catalogue = _catalogue()
-        summary = _plugin_verbs(catalogue).get(cmd_name)
-        if summary is None:
+        if cmd_name not in _plugin_verbs(catalogue):
             return None
-        from posttrain.cli.verbs import PluginVerb
+        from posttrain.cli.verbs import plugin_verb
 
-        return PluginVerb(cmd_name, summary, catalogue)
+        return plugin_verb(cmd_name, catalogue)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the verb that the arguments name; an unknown one is explained with what plugins have to do with it.
@@ -73,14 +72,11 @@ def _catalogue() -> Catalogue:
     return discover()
 
 
-def _plugin_verbs(catalogue: Catalogue) -> dict[str, str]:
-    """Return the verbs of plugins and what they do."""
+def _plugin_verbs(catalogue: Catalogue) -> list[str]:
+    """Return the verbs of plugins."""
     from posttrain.contracts.registration import Group
 
-    return {
-        name: catalogue.entry(Group.COMMAND, name).registration.summary
-        for name in catalogue.names(Group.COMMAND)
-    }
+    return catalogue.names(Group.COMMAND)
 
 
 def _unknown(name: str, verbs: list[str]) -> PosttrainError:

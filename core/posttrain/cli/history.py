@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from posttrain.cli import ruleview
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, printable, say, warn
 from posttrain.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from posttrain.artifacts.store import KeyRecord, Store
     from posttrain.execution.journal import NodeEnded
@@ -53,15 +54,40 @@ def status(
 
 
 def explain(
-    what: Annotated[str, typer.Argument(metavar="STAGE|ARTIFACT", help="A stage, or the start of a digest.")],
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STAGE|ARTIFACT|RULE",
+            help="A stage, the start of a digest, or a rule's code such as H012.",
+        ),
+    ] = None,
     workspace: Workspace = DEFAULT_WORKSPACE,
     as_json: Json = False,
+    rules: Annotated[bool, typer.Option("--rules", help="List the hand-off rules.")] = False,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", help="A local plugin file whose rules count too.", show_default=False),
+    ] = None,
 ) -> None:
-    """Trace a stage's outputs or an artifact back to data files and base models."""
+    """Trace a stage's outputs or an artifact back to data files and base models; or explain a hand-off rule."""
     from posttrain.artifacts.lineage import ancestry
     from posttrain.artifacts.store import Store
+    from posttrain.planning.past import Past
 
+    if rules:
+        ruleview.show_rules(files or (), as_json)
+        return
+    if what is None:
+        raise SpecError(
+            "say what to explain",
+            where="posttrain explain",
+            expected="a stage, the start of a digest, or the code of a rule",
+            fix="`posttrain explain --rules` lists the rules",
+        )
     store = Store(workspace.absolute())
+    if ruleview.names_rule(what) and what not in Past.of(store).newest():
+        ruleview.show_rule(what, files or (), as_json)
+        return
     trees = [ancestry(store, digest) for digest in dict.fromkeys(_digests(store, what).values())]
     if as_json:
         print_json([tree.as_dict() for tree in trees])

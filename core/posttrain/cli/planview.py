@@ -116,13 +116,13 @@ def _show_findings(findings: Iterable[Finding]) -> None:
     places: dict[tuple[Any, ...], list[str]] = {}
     for each in findings:
         at = f"{each.node}.{each.port}" if each.port else each.node
-        places.setdefault((each.level, each.certainty, each.rule, each.message, each.fix), []).append(at)
+        places.setdefault((each.level, each.certainty, each.label, each.message, each.fix), []).append(at)
     if places:
         console().print("\nhand-offs", style="bold")
-    for (level, certainty, rule, message, fix), nodes in places.items():
+    for (level, certainty, label, message, fix), nodes in places.items():
         line = Text(f"  {level.value:<8}", style=_LEVELS[level])
         line.append(f"{certainty.value:<10}", style="dim")
-        line.append(printable(f"{', '.join(nodes)}: {message} [{rule}]"), style="default not dim")
+        line.append(printable(f"{', '.join(nodes)}: {message} [{label}]"), style="default not dim")
         console().print(line)
         if fix:
             console().print(Text(f"{'':<20}fix: {printable(fix)}", style="dim"))

@@ -14,6 +14,7 @@ from posttrain.contracts.registration import Group
 from posttrain.errors import ExitCode, PluginError
 from posttrain.registry.catalogue import Catalogue, Entry
 from posttrain.registry.discovery import discover
+from posttrain.registry.rules import require_own_code
 from posttrain.registry.status import PluginStatus, Status
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ def _problems(catalogue: Catalogue, everything: bool) -> Iterator[str]:
 def _load_error(catalogue: Catalogue, group: Group, name: str) -> PluginError | None:
     try:
         catalogue.load(group, name)
+        if group is Group.RULE:
+            require_own_code(catalogue, name)
     except PluginError as error:
         return error
     return None

@@ -28,12 +28,14 @@ class Column:
         keys: Of lists of objects and of objects, the keys that occur.
         present: In how many rows the column occurs.
         rows: How many rows there are.
+        starts: Of lists of messages, the roles that their first messages have.
     """
 
     types: Mapping[str, int]
     keys: frozenset[str]
     present: int
     rows: int
+    starts: frozenset[str] = frozenset()
 
 
 class Format(ABC):

@@ -81,7 +81,10 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a stage's check or a hand-off rule has to say about a node."""
+    """One thing that a stage's check or a hand-off rule has to say about a node.
+
+    `rule` is the name of who says it; `code` is that of a rule, which `posttrain explain` explains.
+    """
 
     rule: str
     level: Level
@@ -90,6 +93,12 @@ class Finding:
     node: str = ""
     port: str | None = None
     fix: str | None = None
+    code: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Return how people see who says it: `H003 template-changed`, or the name of a stage."""
+        return f"{self.code} {self.rule}" if self.code else self.rule
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from posttrain.contracts.format import Format
 from posttrain.contracts.loss import Family
+from posttrain.contracts.passage import Passage
 from posttrain.contracts.stage import Stage
 
 if TYPE_CHECKING:
@@ -27,24 +30,29 @@ class TokenSequence:
         supervised: T truth values; position t counts when token t is to be predicted. Position 0 never is.
         role: What the sequence is to its example: `completion`, `chosen`, `rejected`.
         straddling: Tokens that begin before an answer and end inside it, and so are not supervised.
+        images: The images in it; the tokens of each are those from its `start` up to its `end`.
     """
 
     tokens: Sequence[int]
     supervised: Sequence[bool] | Sequence[int]
     role: str
     straddling: int = 0
+    images: tuple[Any, ...] = ()
 
     @cached_property
     def predicted(self) -> int:
         """How many tokens are to be predicted."""
+        if isinstance(self.supervised, bytes):
+            return len(self.supervised[1:]) - self.supervised.count(0, 1)
         return sum(map(bool, self.supervised[1:]))
 
 
 @dataclass(frozen=True)
 class Example:
-    """One dataset row as sequences; `row` is its index in the dataset, `weight` multiplies its values.
+    """What one row of a dataset says, as sequences; `row` is its number, `weight` multiplies its values.
 
-    Every example of a trainer has the same number of sequences in the same order of roles. They are never
+    A packed row of a tokenized dataset says several things: each is an example of its own. Every example of a
+    trainer has the same number of sequences in the same order of roles. They are never
     separated: a micro-batch holds all of an example or none of it.
     """
 
@@ -118,12 +126,24 @@ class Scores:
         return zeros.index_add(0, self.sequence, values).view(len(self.examples), self.width)
 
 
+class Supervise(StrEnum):
+    """Which tokens of a passage are learned.
+
+    ANSWERS: the completion of a pair, every assistant turn of a conversation, all of a text. LAST_ANSWER: of a
+    conversation only the last assistant turn. EVERYTHING: prompts too.
+    """
+
+    ANSWERS = "answers"
+    LAST_ANSWER = "last_answer"
+    EVERYTHING = "everything"
+
+
 class Trainer(Stage):
     """A stage that optimizes a policy. Registered under `Group.TRAINER` as `train.…`, its stage name.
 
     Class attributes:
         family: The family of losses it drives.
-        formats: The dataset formats it takes.
+        formats: The dataset formats it takes; `tokens` and `token_pairs` are tokenized already.
         dropout: Whether the model's dropout stays active while it trains.
         diagnostics: Whether `entropy` and `top1` are computed for metrics; `entropy` also is where the loss needs
             it. Where they are not, they are zeros.
@@ -134,9 +154,17 @@ class Trainer(Stage):
     dropout: ClassVar[bool] = True
     diagnostics: ClassVar[bool] = False
 
-    @abstractmethod
-    def example(self, row: Mapping[str, Any], index: int, encoder: Any, format: str) -> Example | str:
-        """Turn one row of a dataset of `format` into sequences, or return why the row is dropped."""
+    def passages(self, row: Mapping[str, Any], format: Format) -> Sequence[Passage] | str:
+        """Return what of a row is learned, or why the row is dropped.
+
+        Each passage becomes a sequence, in this order; all rows of a trainer give as many passages. The trainer
+        never tokenizes.
+        """
+        return format.passages(row)
+
+    def supervise(self, config: Any) -> Supervise:
+        """Return which tokens of the passages are learned."""
+        return Supervise.ANSWERS
 
     @abstractmethod
     def batch(self, scores: Scores) -> Any:

@@ -48,7 +48,7 @@ class Bound:
     def warnings(self) -> list[str]:
         """What the check and the rules warn of now that the real artifacts are there."""
         return [
-            f"{finding.rule}: {finding.message}"
+            f"{finding.label}: {finding.message}"
             for finding in self.findings
             if finding.level == Level.WARNING and finding.certainty == Certainty.VERIFIED
         ]
@@ -96,9 +96,9 @@ def bind(
 
 def _refusal(node: Node, findings: Sequence[Finding]) -> HandoffError:
     first, *others = findings
-    more = "; ".join(f"{finding.rule}: {finding.message}" for finding in others)
+    more = "; ".join(f"{finding.label}: {finding.message}" for finding in others)
     return HandoffError(
-        f"{first.rule}: {first.message}",
+        f"{first.label}: {first.message}",
         where=f"{node.name}.{first.port}" if first.port else node.name,
         found=f"besides, {more}" if more else None,
         fix=first.fix,

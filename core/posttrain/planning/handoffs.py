@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import Artifact
@@ -15,6 +16,7 @@ from posttrain.planning.nodes import Graph, Node, Reference
 from posttrain.planning.questions import objections, outputs_of, predictions, prompts_of, verdicts
 from posttrain.planning.requirements import shortfalls
 from posttrain.registry.catalogue import Catalogue
+from posttrain.registry.rules import Ruling, require_own_code, rulebook
 
 PROMPTS = "prompts.txt"
 """A dataset artifact may carry one prompt hash a line in this file; the leakage rule reads it."""
@@ -84,8 +86,17 @@ class Handoffs:
         found = _heard(node.uses, lambda: objections(node, site.inputs, self.catalogue))
         found += _heard("requirements", lambda: tuple(shortfalls(node, self.catalogue)))
         for name in self.catalogue.names(Group.RULE):
-            found += _heard(name, lambda name=name: verdicts(name, site, self.catalogue))  # type: ignore[misc]
+            found += _heard(name, partial(self._ruled, name, site))
         return [replace(finding, node=node.name) for finding in found]
+
+    @cached_property
+    def _book(self) -> Mapping[str, Ruling]:
+        return rulebook(self.catalogue)
+
+    def _ruled(self, name: str, site: Site) -> tuple[Finding, ...]:
+        """Ask one rule; what it finds carries its name and its code, whatever it wrote there itself."""
+        code = require_own_code(self.catalogue, name, self._book).code
+        return tuple(replace(each, rule=name, code=code) for each in verdicts(name, site, self.catalogue))
 
 
 def _heard(judge: str, ask: Callable[[], tuple[Finding, ...]]) -> list[Finding]:

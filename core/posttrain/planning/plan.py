@@ -188,7 +188,7 @@ def require_allowed(plan: Plan) -> None:
         first, *others = plan.refused
         more = dict.fromkeys(f"{f.node}: {f.message}" for f in others if f.message != first.message)
         raise HandoffError(
-            f"{first.rule}: {first.message}",
+            f"{first.label}: {first.message}",
             where=f"{first.node}.{first.port}" if first.port else first.node,
             found=f"besides, {'; '.join(more)}" if more else None,
             fix=first.fix,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from posttrain.artifacts.store import KeyRecord, Store
@@ -55,7 +56,7 @@ class Planner:
         warnings = (*self.catalogue.troubles(), *self.catalogue.warnings, *past.damaged)
         return Plan(name, spec_digest, self.graph, nodes, outputs, warnings)
 
-    @property
+    @cached_property
     def _handoffs(self) -> Handoffs:
         return Handoffs(self.graph, self.catalogue)
 

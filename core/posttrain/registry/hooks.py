@@ -65,7 +65,7 @@ def posttrain_generators() -> Sequence[Registration]:
 
 @hookspec
 def posttrain_rules() -> Sequence[Registration]:
-    """Register hand-off rules: targets satisfy `posttrain.Rule`."""
+    """Register hand-off rules: targets are subclasses of `posttrain.Rule`."""
     return ()
 
 
@@ -83,7 +83,10 @@ def posttrain_trackers() -> Sequence[Registration]:
 
 @hookspec
 def posttrain_commands() -> Sequence[Registration]:
-    """Register command-line verbs: targets are typer-compatible functions, imported when the verb is called."""
+    """Register command-line verbs: targets are typer-compatible functions, imported when the verb is called.
+
+    A target may also be a tuple of registrations of such functions: a group of verbs, such as `posttrain data`.
+    """
     return ()
 
 

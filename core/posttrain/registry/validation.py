@@ -16,8 +16,9 @@ from posttrain.contracts.backend import Backend
 from posttrain.contracts.component import Config, NoOptions
 from posttrain.contracts.format import Format
 from posttrain.contracts.loss import Family, Loss, Need, Scope
-from posttrain.contracts.registration import Group
-from posttrain.contracts.stage import Port, Stage, StageConfig
+from posttrain.contracts.registration import Group, Registration
+from posttrain.contracts.rule import CODE, Rule
+from posttrain.contracts.stage import Level, Port, Stage, StageConfig
 from posttrain.contracts.trainer import Trainer
 
 Faults = Iterator[str]
@@ -83,6 +84,8 @@ def _trainer(target: Any) -> Faults:
     formats = getattr(target, "formats", None)
     if not (isinstance(formats, frozenset) and formats and all(isinstance(each, str) for each in formats)):
         yield f"`formats` must be a frozenset of dataset formats, but is {formats!r:.80}"
+    yield from _takes(target.passages, "passages", "self", "row", "format")
+    yield from _takes(target.supervise, "supervise", "self", "config")
 
 
 def _loss(target: Any) -> Faults:
@@ -159,6 +162,25 @@ def _component(target: Any, *arguments: str) -> Faults:
         yield f"it must be callable with ({', '.join(arguments)}), but defines no __call__"
 
 
+def _rule(target: Any) -> Faults:
+    if not (isinstance(target, type) and issubclass(target, Rule)):
+        yield f"it must be a subclass of posttrain.Rule, but is {target!r:.120}"
+        return
+    code = getattr(target, "code", None)
+    if not (isinstance(code, str) and re.fullmatch(CODE, code)):
+        yield f"`code` must be letters and a number, such as `ACME07`, but is {code!r:.80}"
+    for name in ("title", "fix"):
+        text = getattr(target, name, None)
+        if not (isinstance(text, str) and text.strip()) or "\n" in text:
+            yield f"`{name}` must be one line of text, but is {text!r:.80}"
+    if not isinstance(getattr(target, "level", None), Level):
+        yield f"`level` must be a posttrain.Level ({', '.join(Level)})"
+    if not target.__doc__:
+        yield "it has no docstring to explain the failure with"
+    yield from _takes(target, "the constructor")
+    yield from _takes(target.check, "check", "self", "site")
+
+
 def _methods(**signatures: tuple[str, ...]) -> Callable[[Any], Faults]:
     def check(target: Any) -> Faults:
         if not isinstance(target, type):
@@ -172,8 +194,17 @@ def _methods(**signatures: tuple[str, ...]) -> Callable[[Any], Faults]:
 
 
 def _command(target: Any) -> Faults:
-    if not callable(target):
+    if callable(target):
+        return
+    if not isinstance(target, tuple):
         yield f"it must be a function, but is {target!r:.120}"
+        return
+    if not (target and all(isinstance(each, Registration) for each in target)):
+        yield f"a group of verbs must be a tuple of posttrain.Registration, but is {target!r:.120}"
+        return
+    for name, count in Counter(each.name for each in target).items():
+        if count > 1:
+            yield f"the verb {name!r} is there {count} times"
 
 
 def _recipe(target: Any) -> Faults:
@@ -189,7 +220,7 @@ _CHECKS: dict[Group, Callable[[Any], Faults]] = {
     Group.FORMAT: _format,
     Group.REWARD: _reward,
     Group.GENERATOR: _generator,
-    Group.RULE: _methods(check=("site",)),
+    Group.RULE: _rule,
     Group.RUNNER: _methods(run=("execution",)),
     Group.TRACKER: _methods(sync=("workspace", "run"), behind=("workspace", "run")),
     Group.COMMAND: _command,

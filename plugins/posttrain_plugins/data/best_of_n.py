@@ -29,7 +29,7 @@ from posttrain.contracts.stage import (
     VolatileMark,
 )
 from posttrain.errors import DataError, Interrupted, StageError
-from posttrain_plugins.data.conversation import as_messages, tools_of
+from posttrain_plugins.data.conversation import as_messages
 from posttrain_plugins.data.rows import read_rows, write_rows
 from posttrain_plugins.data.tasks import FORMATS, Task, tasks_of
 
@@ -197,7 +197,7 @@ def _samples(context: StageContext, tasks: Sequence[Task]) -> list[list[tuple[st
 
     generations = generate(
         policy,
-        [policy.encoder.encode_prompt(task.prompt, tools_of(task.row)) for task in tasks],
+        [policy.encoder.encode_prompt(task.prompt, task.tools, task.arguments) for task in tasks],
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
         top_p=config.top_p,

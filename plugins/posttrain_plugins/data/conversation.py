@@ -7,9 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.errors import DataError
+from posttrain_plugins.data.reading.parsing import DECODER, told
 
 Message = dict[str, Any]
 Turns = str | Sequence[Mapping[str, Any]]
+
+INSTEAD_OF_CONTENT = (
+    "tool_calls",
+    "thinking",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "audio",
+    "function_call",
+)
+"""Keys of a message that may say something where its content says nothing."""
+_TYPES = {str: "string", bool: "boolean", int: "number", float: "number", list: "list", type(None): "null"}
 
 
 def as_messages(prompt: Turns) -> list[Message]:
@@ -28,17 +41,34 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     Raises:
         DataError: The column holds something else.
     """
-    value = row.get("tools")
-    if isinstance(value, str):
-        try:
-            value = json.loads(value or "null")
-        except json.JSONDecodeError as error:
-            raise DataError(f"the column `tools` is not valid JSON: {error}") from error
+    value = json_of(row, "tools")
     if not value:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise DataError("the column `tools` must be a list of objects, each a tool", found=repr(value)[:80])
     return value
+
+
+def json_of(row: Mapping[str, Any], column: str) -> Any:
+    """Return what a column holds, as it is or as JSON text; nothing for an empty text.
+
+    Raises:
+        DataError: Its text is not valid JSON, or spells half a surrogate pair.
+    """
+    value = row.get(column)
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = DECODER.decode(value or "null")
+        if "\\u" in value:
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise DataError(f"the column `{column}` holds half a surrogate pair ({half})") from error
+    except (ValueError, RecursionError) as error:
+        why = told(error, value).removeprefix("invalid JSON: ")
+        raise DataError(f"the column `{column}` is not valid JSON: {why}") from error
+    return parsed
 
 
 def content_text(message: Mapping[str, Any]) -> str:
@@ -56,13 +86,39 @@ def message_problem(message: Any) -> str | None:
     if not isinstance(message, Mapping):
         return f"is {type(message).__name__}, not an object with `role` and `content`"
     if not isinstance(message.get("role"), str):
-        keys = ", ".join(f"`{key}`" for key in message) or "nothing"
+        keys = ", ".join(f"`{str(key)[:40]}`" for key in list(message)[:12]) or "nothing"
         return f"has no `role` (it has {keys})"
+    weight = message.get("weight")
+    if weight is not None and weight not in (0, 1):
+        return f"has a `weight` of {weight!r}, not 0 (not learned) or 1"
+    return _content_problem(message) or _calls_problem(message.get("tool_calls"))
+
+
+def _content_problem(message: Mapping[str, Any]) -> str | None:
     content = message.get("content")
-    if content is None and not message.get("tool_calls"):
-        return "has no `content`"
-    if content is not None and not isinstance(content, str | list):
+    if content is None:
+        return None if any(message.get(key) for key in INSTEAD_OF_CONTENT) else "has no `content`"
+    if isinstance(content, str):
+        return None
+    if not isinstance(content, list):
         return f"has a `content` of type {type(content).__name__}, not a string or a list of parts"
+    for number, part in enumerate(content, 1):
+        if not isinstance(part, Mapping):
+            return f"is no message: part {number} of its `content` is {_TYPES.get(type(part), type(part).__name__)}"
+        if not isinstance(part.get("type", "text"), str):
+            return f"is no message: part {number} of its `content` has no `type`"
+    return None
+
+
+def _calls_problem(calls: Any) -> str | None:
+    if calls is None:
+        return None
+    if not isinstance(calls, list):
+        return f"has `tool_calls` of type {type(calls).__name__}, not a list"
+    for number, call in enumerate(calls, 1):
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            return f"has tool call {number} without a name"
     return None
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from posttrain.artifacts.kinds import DatasetFacts, Kind
+from posttrain.contracts.component import Choice, Uses
+from posttrain.contracts.format import Format
+from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import (
     Certainty,
     Finding,
@@ -24,19 +28,28 @@ from posttrain.contracts.stage import (
     StageContext,
     VolatileMark,
 )
-from posttrain.errors import DataError
+from posttrain.errors import DataError, Interrupted
 from posttrain_plugins import hub
-from posttrain_plugins.data.cleaning import Cleaned, clean
-from posttrain_plugins.data.files import Table, is_plain, read_table
-from posttrain_plugins.data.formats import FORMATS
-from posttrain_plugins.data.rows import is_conversation, prompt_hashes, shared_columns, write_rows
-from posttrain_plugins.data.splits import SplitConfig, divide, even_split, split_names, split_ports
+from posttrain_plugins.data.formats import BUILT_IN, FORMATS, format_of
+from posttrain_plugins.data.judging.cleaning import Cleaned, ImagesLeft, clean
+from posttrain_plugins.data.reading.files import Readable, is_plain, open_file
+from posttrain_plugins.data.rows import RowWriter, Summary, prompt_hashes
+from posttrain_plugins.data.splits import (
+    SplitConfig,
+    even_split,
+    part_of,
+    require_filled,
+    split_names,
+    split_ports,
+)
+
+if TYPE_CHECKING:
+    from posttrain_plugins.data.images.gallery import Gallery
 
 _READ_WHILE_PLANNING = 4 * 1024 * 1024
 """Bytes; larger files are left to the worker, since every command plans anew."""
 _TINY_ROWS = 200
-
-Format = Literal["text", "messages", "prompt", "prompt_completion", "preference"]
+_REPORTED_EVERY = 1000
 
 
 class LoadConfig(SplitConfig):
@@ -55,16 +68,32 @@ class LoadConfig(SplitConfig):
     source_split: str | None = Field(
         default=None, description="the split to read, of the hub's or of a saved dataset with several"
     )
-    format: Format | None = Field(
-        default=None, description="what the rows are; recognised from the columns when left out"
+    format: Annotated[Choice | None, Uses(Group.FORMAT)] = Field(
+        default=None,
+        description="what the rows are, such as `preference` or `sharegpt`; recognised from the columns of all rows "
+        "when left out",
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
         description="new names of columns by their old names, such as `{question: prompt}`",
     )
+    json_columns: tuple[str, ...] = Field(
+        default=(),
+        description="columns, by their new names, whose text is JSON to be parsed, as in CSV files with messages",
+    )
+    images: Annotated[str | None, SourceMark()] = Field(
+        default=None, description="the folder that holds the image files which rows name by their paths"
+    )
+    skip_invalid: bool = Field(
+        default=False, description="leave out rows that do not suit the format instead of refusing the file"
+    )
     drop_duplicates: bool = Field(default=False, description="keep the first of equal rows only")
     limit: PositiveInt | None = Field(
         default=None, description="keep this many rows, chosen by their content rather than by their place"
+    )
+    stream: PositiveInt | None = Field(
+        default=None,
+        description="of a hub `id`, read this many first rows over the network without storing the dataset",
     )
     download: Annotated[bool, VolatileMark()] = Field(
         default=False, description="let this stage use the network"
@@ -74,8 +103,10 @@ class LoadConfig(SplitConfig):
     def _one_source(self) -> Self:
         if (self.path is None) == (self.id is None):
             raise ValueError("give either `path`, a local file, or `id`, a dataset of the Hugging Face hub")
-        if self.path is not None and (self.revision or self.subset):
-            raise ValueError("`revision` and `subset` belong to a hub `id`, not to a local `path`")
+        if self.path is not None and (self.revision or self.subset or self.stream):
+            raise ValueError("`revision`, `subset` and `stream` belong to a hub `id`, not to a local `path`")
+        if self.id is not None and self.images is not None:
+            raise ValueError("`images` belongs to a local `path`; the datasets of the hub hold their images")
         if len(set(self.columns.values())) < len(self.columns):
             raise ValueError("`columns` gives one new name to several columns")
         return self
@@ -93,15 +124,16 @@ class Load(Stage):
 
     def outputs(self, config: LoadConfig) -> tuple[Port, ...]:
         """One port for each split, `data` without a split."""
-        formats = frozenset({config.format}) if config.format else frozenset(FORMATS)
-        return split_ports(config, formats)
+        name = _canonical_name(config)
+        known = frozenset(FORMATS) if config.format is None else frozenset({name} if name else ())
+        return split_ports(config, known)
 
     def predict(self, config: LoadConfig, inputs: Inputs) -> Mapping[str, Prediction]:
         """Local text files are read here already; the rest is known by its format alone."""
         planned = _planned(config)
         if planned is not None and planned.parts:
             return {name: Prediction(Kind.DATASET, part.facts) for name, part in planned.parts.items()}
-        facts = DatasetFacts(format=config.format)
+        facts = DatasetFacts(format=_canonical_name(config))
         return {name: Prediction(Kind.DATASET, facts) for name in split_names(config.split)}
 
     def check(self, config: LoadConfig, inputs: Inputs) -> Iterable[Finding]:
@@ -133,39 +165,107 @@ class Load(Stage):
 def run(context: StageContext) -> Outcome:
     """Write one dataset artifact for each split."""
     config = _absolute(context.config, context.base)
-    table = _table(config)
-    cleaned = _cleaned(table, config)
+    source = _source(config)
+    given = _given(config, context)
+    cleaned = _cleaned(source, config, given, _gallery(config, context.work))
+    for note in cleaned.notes:
+        context.note(note)
     if cleaned.duplicates:
         done = "dropped" if config.drop_duplicates else "kept; `drop_duplicates: true` drops them"
         context.note(f"{cleaned.duplicates} rows equal an earlier one: {done}")
-    parts = divide(cleaned.rows, config, cleaned.format, table.source)
-    for name, rows in parts.items():
-        context.describe(name, Kind.DATASET, write_rows(context.output(name), rows, cleaned.format))
-    counts = ", ".join(f"{len(rows)} {name}" for name, rows in parts.items())
-    figures = {f"rows.{name}": float(len(rows)) for name, rows in parts.items()}
-    return Outcome(figures=figures, summary=f"{cleaned.format} rows: {counts}")
+    counts = _write(context, config, cleaned, given if given and given.becomes is None else None)
+    require_filled(counts, config.split, source.source)
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    figures = {f"rows.{name}": float(count) for name, count in counts.items()}
+    return Outcome(figures=figures, summary=f"{cleaned.format} rows: {told}")
 
 
-def _table(config: LoadConfig) -> Table:
+def _write(
+    context: StageContext, config: LoadConfig, cleaned: Cleaned, given: Format | None
+) -> dict[str, int]:
+    """Write every row to its part, as it is read; describe the parts and return their sizes."""
+    from posttrain_plugins.data.images.image import copy_images
+
+    names = split_names(config.split)
+    counts = dict.fromkeys(names, 0)
+    images: dict[str, set[str]] = {name: set() for name in names}
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(RowWriter(context.output(name), cleaned.format, given))
+            for name in names
+        }
+        for number, row in enumerate(cleaned.read()):
+            name = part_of(row, config, given or cleaned.format)
+            writers[name].add(row, judged=True)
+            counts[name] += 1
+            if cleaned.images:
+                images[name].update(row.get("images") or ())
+            if number % _REPORTED_EVERY == 0:
+                context.progress(number, None, "rows")
+                _stop_if_asked(context)
+    for name, writer in writers.items():
+        if counts[name]:
+            copy_images(images[name], context.work, context.output(name))
+            context.describe(name, Kind.DATASET, writer.facts())
+    return counts
+
+
+def _stop_if_asked(context: StageContext) -> None:
+    if context.stopping:
+        raise Interrupted("the loading was stopped", fix="`posttrain resume` loads again from the start")
+
+
+def _source(config: LoadConfig) -> Readable:
     if config.path is not None:
-        return read_table(Path(config.path), config.source_split)
+        return open_file(Path(config.path), config.source_split)
     return hub.load_dataset(
         str(config.id),
         revision=config.revision,
         subset=config.subset,
         part=config.source_split,
         download=config.download,
+        stream=config.stream,
     )
 
 
-def _cleaned(table: Table, config: LoadConfig) -> Cleaned:
+def _given(config: LoadConfig, context: StageContext) -> Format | None:
+    """Return the format where it comes from another plugin."""
+    if config.format is None or config.format.name in BUILT_IN:
+        return None
+    found = context.component(config.format, Group.FORMAT).plugin
+    if found.becomes is not None:
+        format_of(found.becomes)
+    return found  # type: ignore[no-any-return]
+
+
+def _gallery(config: LoadConfig, directory: Path) -> Gallery:
+    from posttrain_plugins.data.images.gallery import Gallery
+
+    path = None if config.path is None else Path(config.path)
+    base = path if path is None or path.is_dir() else path.parent
+    return Gallery(directory, base, None if config.images is None else Path(config.images))
+
+
+def _cleaned(
+    source: Readable, config: LoadConfig, given: Format | None = None, gallery: Gallery | None = None
+) -> Cleaned:
     return clean(
-        table,
-        format=config.format,
+        source,
+        format=None if config.format is None else config.format.name,
         columns=config.columns,
         drop_duplicates=config.drop_duplicates,
         limit=config.limit,
+        given=given,
+        json_columns=config.json_columns,
+        skip_invalid=config.skip_invalid,
+        gallery=gallery,
     )
+
+
+def _canonical_name(config: LoadConfig) -> str | None:
+    """Return the format that the rows will have, where the options tell."""
+    known = BUILT_IN.get(config.format.name) if config.format else None
+    return known.becomes or (config.format.name if config.format else None) if known else None
 
 
 @dataclass(frozen=True)
@@ -184,6 +284,8 @@ def _planned(config: LoadConfig) -> _Planned | None:
     """Return what a small local text file gives; None when it has to wait for the worker."""
     if config.path is None or not is_plain(Path(config.path)) or _left_to_the_worker(config):
         return None
+    if config.format is not None and config.format.name not in BUILT_IN:
+        return None
     stat = Path(config.path).stat()
     return _read_for_plan(config.model_dump_json(), stat.st_size, stat.st_mtime_ns)
 
@@ -194,28 +296,35 @@ def _left_to_the_worker(config: LoadConfig) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _read_for_plan(options: str, size: int, modified: int) -> _Planned:
+def _read_for_plan(options: str, size: int, modified: int) -> _Planned | None:
     config = LoadConfig.model_validate_json(options)
     try:
-        table = _table(config)
-        cleaned = _cleaned(table, config)
-        parts = divide(cleaned.rows, config, cleaned.format, table.source)
+        source = _source(config)
+        cleaned = _cleaned(source, config)
+        return _Planned(_described(cleaned, config, source.source))
+    except ImagesLeft:
+        return None
     except DataError as error:
         return _Planned({}, error)
-    return _Planned({name: _described(rows, cleaned.format) for name, rows in parts.items()})
 
 
-def _described(rows: list[dict[str, Any]], format: str) -> _Part:
-    columns: tuple[str, ...] | None = None
-    for row in rows:
-        columns = shared_columns(columns, row, format)
-    turns = any(is_conversation(row, format) for row in rows)
-    facts = DatasetFacts(format=format, columns=columns, rows=len(rows), conversational=turns)
-    return _Part(facts, frozenset(each for row in rows for each in prompt_hashes(row, format)))
+def _described(cleaned: Cleaned, config: LoadConfig, source: str) -> dict[str, _Part]:
+    names = split_names(config.split)
+    summaries = {name: Summary(cleaned.format) for name in names}
+    prompts: dict[str, set[str]] = {name: set() for name in names}
+    for row in cleaned.read():
+        name = part_of(row, config, cleaned.format)
+        summaries[name].add(row)
+        prompts[name].update(prompt_hashes(row, cleaned.format))
+    require_filled({name: each.count for name, each in summaries.items()}, config.split, source)
+    return {name: _Part(each.facts(), frozenset(prompts[name])) for name, each in summaries.items()}
 
 
 def _absolute(config: LoadConfig, base: Path) -> LoadConfig:
-    return config if config.path is None else config.model_copy(update={"path": str(base / config.path)})
+    paths = {"path": config.path, "images": config.images}
+    return config.model_copy(
+        update={name: str(base / path) for name, path in paths.items() if path is not None}
+    )
 
 
 def _error(message: str, fix: str | None) -> Finding:

@@ -9,6 +9,23 @@ from posttrain.errors import DataError
 _SHOWN = 5
 
 
+class RowsRefused(DataError):
+    """Rows of a file cannot be used.
+
+    Attributes:
+        count: How many.
+        shown: The first of them, as `place: what is wrong`.
+    """
+
+    count: int = 1
+    shown: tuple[str, ...] = ()
+
+    def of(self, problems: Problems) -> RowsRefused:
+        """Return the error with its numbers."""
+        self.count, self.shown = problems.count, tuple(problems.shown)
+        return self
+
+
 @dataclass
 class Problems:
     """What is wrong with the rows of one source; the first few are kept, all are counted.
@@ -31,14 +48,21 @@ class Problems:
         """Raise what was collected.
 
         Raises:
-            DataError: There was at least one problem.
+            RowsRefused: There was at least one problem.
         """
         if not self.count:
             return
         if self.count == 1:
-            raise DataError(self.shown[0], where=self.source, fix=fix)
+            raise RowsRefused(self.shown[0], where=self.source, fix=fix).of(self)
         rest = self.count - len(self.shown)
         lines = [*self.shown, f"and {rest} more"] if rest else self.shown
-        raise DataError(
+        raise RowsRefused(
             f"{self.count} rows cannot be used", where=self.source, found="\n    ".join(["", *lines]), fix=fix
-        )
+        ).of(self)
+
+
+def at_row(error: DataError, place: int) -> DataError:
+    """Return an error about a row with the row's number; `place` counts from 0."""
+    return DataError(
+        error.message, where=f"row {place + 1}", found=error.found, expected=error.expected, fix=error.fix
+    )

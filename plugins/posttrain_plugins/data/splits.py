@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import canonical
+from posttrain.contracts.format import Format
 from posttrain.contracts.stage import Port, StageConfig
 from posttrain.errors import DataError
 from posttrain_plugins.data.rows import first_prompt_hash
@@ -62,11 +63,25 @@ class SplitConfig(StageConfig):
         description="names to fractions, such as `{test: 0.05}`; the rest is `train`; each becomes an output "
         "port. Without it there is one port, `data`",
     )
-    split_by: Literal["row", "prompt"] = Field(
+    split_by: Literal["row", "prompt", "group"] = Field(
         default="prompt",
         description="what is hashed: the row's prompt (of a conversation its first, of `text` all of it), so "
-        "that no prompt is in two splits; or the whole row",
+        "that no prompt is in two splits; the whole row; or a `group` of rows, named by `split_column`",
     )
+    split_column: str | None = Field(
+        default=None,
+        description="with `split_by: group`, the column whose equal values stay together, such as a document",
+    )
+
+    @model_validator(mode="after")
+    def _one_group(self) -> Self:
+        if self.split_by == "group" and self.split_column is None:
+            raise ValueError(
+                "`split_by: group` needs `split_column`, the column that says which rows belong together"
+            )
+        if self.split_by != "group" and self.split_column is not None:
+            raise ValueError("`split_column` belongs to `split_by: group`")
+        return self
 
 
 def split_ports(config: SplitConfig, formats: frozenset[str]) -> tuple[Port, ...]:
@@ -94,18 +109,35 @@ def divide(
     """
     parts: dict[str, list[Any]] = {name: [] for name in split_names(config.split)}
     for row in rows:
-        content = first_prompt_hash(row, format) if config.split_by == "prompt" else row
-        parts[_part(content, config.split)].append(row)
-    for name, part in parts.items():
-        if not part:
-            share = f" ({config.split[name]:g} of the rows)" if config.split and name in config.split else ""
+        parts[part_of(row, config, format)].append(row)
+    require_filled({name: len(part) for name, part in parts.items()}, config.split, source)
+    return parts
+
+
+def part_of(row: Mapping[str, Any], config: SplitConfig, format: str | Format) -> str:
+    """Return the name of the part that a row belongs to, which nothing but its own content decides.
+
+    Raises:
+        DataError: The row lacks the column that rows are grouped by.
+    """
+    return _part(_hashed(row, config, format), config.split)
+
+
+def require_filled(counts: Mapping[str, int], split: Mapping[str, float] | None, source: str) -> None:
+    """Refuse a split with a part that has no rows.
+
+    Raises:
+        DataError: Such a part, by name.
+    """
+    for name, count in counts.items():
+        if not count:
+            share = f" ({split[name]:g} of the rows)" if split and name in split else ""
             raise DataError(
                 f"the split `{name}`{share} is empty",
                 where=source,
-                found=f"{len(rows)} rows",
+                found=f"{sum(counts.values())} rows",
                 fix="give it a larger fraction, or more rows",
             )
-    return parts
 
 
 def sample(rows: Sequence[Any], limit: int | None) -> list[int]:
@@ -121,6 +153,22 @@ def uniform(content: Any) -> float:
     """Map a JSON value to a number in [0, 1) that depends on nothing else."""
     digest = hashlib.sha256(canonical(content)).hexdigest()
     return int(digest[:_DIGITS], 16) / float(16**_DIGITS)
+
+
+def _hashed(row: Mapping[str, Any], config: SplitConfig, format: str | Format) -> Any:
+    """Return what decides where a row goes."""
+    if config.split_by == "prompt":
+        return first_prompt_hash(row, format)
+    if config.split_by == "row":
+        return row
+    column = str(config.split_column)
+    if column not in row:
+        raise DataError(
+            f"a row has no column `{column}` to split by",
+            found=f"columns {', '.join(row)}",
+            fix="name another column with `split_column`, or split by prompt",
+        )
+    return ["group", row[column]]
 
 
 def _part(content: Any, split: Mapping[str, float] | None) -> str:

@@ -26,8 +26,8 @@ from posttrain.contracts.stage import (
 )
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import FORMATS
-from posttrain_plugins.data.generators import BUILT_IN
-from posttrain_plugins.data.rows import is_conversation, prompt_hashes, write_rows
+from posttrain_plugins.data.generators.characters import BUILT_IN
+from posttrain_plugins.data.rows import Summary, is_conversation, prompt_hashes, write_rows
 from posttrain_plugins.data.splits import SplitConfig, divide, even_split, split_names, split_ports
 
 _MADE_WHILE_PLANNING = 20_000
@@ -64,10 +64,9 @@ class Synthetic(Stage):
         if known and _fits(config):
             first = next(iter(_made(config.model_copy(update={"rows": 1}))))
             facts = facts.model_copy(update={"conversational": is_conversation(first, known.format)})
-        parts = _planned(config) if _fits(config) else None
-        counts = {name: part.rows for name, part in parts.items()} if parts else {}
+        parts = (_planned(config) if _fits(config) else None) or {}
         return {
-            name: Prediction(Kind.DATASET, facts.model_copy(update={"rows": counts.get(name)}))
+            name: Prediction(Kind.DATASET, parts[name].facts if name in parts else facts)
             for name in split_names(config.split)
         }
 
@@ -113,12 +112,12 @@ def _fits(config: SyntheticConfig) -> bool:
 
 @dataclass(frozen=True)
 class _Part:
-    rows: int
+    facts: DatasetFacts
     prompts: frozenset[str]
 
 
 def _planned(config: SyntheticConfig) -> Mapping[str, _Part] | None:
-    """Return the size and prompt hashes of each part; None when it has to wait for the worker."""
+    """Return the facts and prompt hashes of each part; None when it has to wait for the worker."""
     if config.generator.name not in BUILT_IN or config.rows > _MADE_WHILE_PLANNING:
         return None
     return _parts(config.model_dump_json())
@@ -129,10 +128,14 @@ def _parts(options: str) -> Mapping[str, _Part]:
     config = SyntheticConfig.model_validate_json(options)
     format = BUILT_IN[config.generator.name].format
     parts = divide(list(_made(config)), config, format, config.generator.name)
-    return {
-        name: _Part(len(part), frozenset(each for row in part for each in prompt_hashes(row, format)))
-        for name, part in parts.items()
-    }
+    return {name: _described(part, format) for name, part in parts.items()}
+
+
+def _described(rows: list[dict[str, Any]], format: str) -> _Part:
+    summary = Summary(format)
+    for row in rows:
+        summary.add(row)
+    return _Part(summary.facts(), frozenset(each for row in rows for each in prompt_hashes(row, format)))
 
 
 def _made(config: SyntheticConfig) -> Iterator[dict[str, Any]]:

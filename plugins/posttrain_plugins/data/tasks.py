@@ -9,7 +9,14 @@ from typing import Any
 
 from posttrain.artifacts.manifest import digest_of
 from posttrain.errors import DataError
-from posttrain_plugins.data.conversation import Turns, as_messages, completion_messages, content_text
+from posttrain_plugins.data.conversation import (
+    Turns,
+    as_messages,
+    completion_messages,
+    content_text,
+    tools_of,
+)
+from posttrain_plugins.data.formats.passages import arguments_of
 from posttrain_plugins.data.rows import before_last_answer, prompt_hash
 
 FORMATS = frozenset({"prompt", "prompt_completion", "messages"})
@@ -36,6 +43,16 @@ class Task:
     completion: Turns | None
     hash: str
     row: Mapping[str, Any]
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the policy may call."""
+        return tools_of(self.row)
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the row gives the chat template besides, as training does."""
+        return arguments_of(self.row)
 
     def answer(self) -> str:
         """Return the text of the reference answer.

@@ -58,8 +58,8 @@ def completion_nll(
     model, found, done = policy.model, [(0.0, 0)] * len(sequences), 0
     device = next(model.parameters()).device
     examples = [
-        Example(row, (TokenSequence(sequence.tokens, sequence.supervised, "completion"),))
-        for row, sequence in enumerate(sequences)
+        Example(row, (TokenSequence(each.tokens, each.supervised, "completion", images=each.images),))
+        for row, each in enumerate(sequences)
     ]
     layout = LAYOUTS["padded"]
     with evaluating(model):

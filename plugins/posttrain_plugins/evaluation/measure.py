@@ -10,7 +10,6 @@ from posttrain.artifacts.kinds import Kind, ReportFacts
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.errors import DataError, Interrupted
-from posttrain_plugins.data.conversation import tools_of
 from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.data.tasks import Task, tasks_of
 from posttrain_plugins.evaluation.evaluate import EvaluateConfig
@@ -20,6 +19,7 @@ from posttrain_plugins.evaluation.report import (
     Metric,
     counts_of,
     named_figures,
+    unanswered,
     write_report,
 )
 from posttrain_plugins.models.policy import Policy, open_policy, usable_device
@@ -45,7 +45,13 @@ def run(context: StageContext) -> Outcome:
         items.extend(own)
     figures = write_report(context.output("report"), items, config.metrics, data.digest)
     named = named_figures(figures)
-    facts = ReportFacts(report="evaluation", figures=named, subjects=tuple(figures))
+    facts = ReportFacts(
+        report="evaluation",
+        figures=named,
+        subjects=tuple(figures),
+        data=data.digest,
+        unanswered=unanswered(items),
+    )
     context.describe("report", Kind.REPORT, facts)
     shown = ", ".join(f"{name} {value:.4g}" for name, value in named.items())
     return Outcome(figures=named, summary=f"{shown}, n={len(tasks)}")
@@ -101,7 +107,7 @@ def _answers(asked: _Asked) -> list[dict[str, Any]]:
     policy, config = asked.policy, asked.config
     generations = generate(
         policy,
-        [policy.encoder.encode_prompt(task.prompt, tools=tools_of(task.row)) for task in asked.tasks],
+        [policy.encoder.encode_prompt(task.prompt, task.tools, task.arguments) for task in asked.tasks],
         max_new_tokens=config.max_new_tokens,
         batch_tokens=config.batch_tokens,
         progress=asked.progress,
@@ -125,7 +131,7 @@ def _answer(policy: Policy, generation: Generation, target: str) -> dict[str, An
 def _likelihoods(asked: _Asked) -> list[dict[str, Any]]:
     """Score the reference completion of each task; `targets` are not looked at."""
     encode = asked.policy.encoder.encode_pair
-    sequences = [encode(task.prompt, _completion(task), tools=tools_of(task.row)) for task in asked.tasks]
+    sequences = [encode(task.prompt, _completion(task), task.tools, task.arguments) for task in asked.tasks]
     scores = completion_nll(
         asked.policy,
         sequences,

@@ -85,6 +85,16 @@ def counts_of(items: Sequence[Item]) -> Counts:
     )
 
 
+def unanswered(items: Iterable[Item]) -> dict[str, float] | None:
+    """Return the share of answers that are empty or cut off, by model; None where nothing was generated."""
+    answered = (item for item in items if item.prediction is not None)
+    shares = {
+        model: sum(item.empty or item.truncated for item in own) / len(own)
+        for model, own in _by_model(answered).items()
+    }
+    return shares or None
+
+
 def estimate(metric: Metric, items: Sequence[Item], confidence: float = 0.95) -> Estimate:
     """Return one metric of one model over its items."""
     return _ESTIMATE[metric](items, confidence)

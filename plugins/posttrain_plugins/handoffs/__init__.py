@@ -1,1 +1,1 @@
-"""Hand-off rules: one file each, all light."""
+"""Hand-off rules: one class for each failure, one file for each subject, all light."""

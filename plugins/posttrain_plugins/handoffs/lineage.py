@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 from posttrain.artifacts.kinds import POLICY, Kind
 from posttrain.contracts.rule import Site
 from posttrain.contracts.stage import Certainty, Input
+from posttrain.contracts.trainer import Trainer
 
 
 def policies(site: Site) -> list[tuple[str, Input]]:
@@ -42,6 +44,56 @@ def named(source: Input) -> str:
     return source.origin if source.artifact is None else f"{source.origin} ({short(source.artifact.digest)})"
 
 
+def kin(site: Site) -> Iterator[tuple[str, Input, Input]]:
+    """Yield the policies that reach a site, with their ports and the policies that each was made from."""
+    for port, policy in policies(site):
+        if (source := parent(site, policy)) is not None:
+            yield port, policy, source
+
+
+def parent(site: Site, policy: Input) -> Input | None:
+    """Return the policy that another one was made from.
+
+    Of a stage that takes several, it is the one at the port that is called like the output.
+    """
+    maker = site.upstream.get(policy.origin)
+    if maker is None:
+        return None
+    found, output = policies(maker), policy.origin.rpartition(".")[2]
+    same = [source for port, source in found if port == output]
+    candidates = same if len(same) == 1 else [source for _, source in found]
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def together(site: Site) -> Iterator[tuple[str, Input, Input]]:
+    """Yield every two policies that a site takes, with the port of the second."""
+    for (_, first), (port, second) in combinations(policies(site), 2):
+        yield port, first, second
+
+
+def trains(site: Site) -> bool:
+    """Whether a site optimizes a policy."""
+    return isinstance(site.stage, Trainer)
+
+
+def trained_on(site: Site) -> list[tuple[str, Input]]:
+    """Return the datasets that a site trains on, with their ports."""
+    ports = site.ports()
+    return [(port, data) for port, data in datasets(site) if port in ports and ports[port].training]
+
+
+def trainings(site: Site, policy: Input) -> Iterator[Site]:
+    """Yield the training stages that a policy has been through, the last one first."""
+    reader, source = site, policy
+    while (maker := reader.upstream.get(source.origin)) is not None:
+        if trains(maker):
+            yield maker
+        before = parent(reader, source)
+        if before is None:
+            return
+        reader, source = maker, before
+
+
 @dataclass(frozen=True)
 class Generated:
     """A site that made a dataset with a policy, and that policy."""
@@ -53,17 +105,17 @@ class Generated:
 def generator_of(site: Site, data: Input) -> Generated | None:
     """Find the policy that generated a dataset: the only policy of the nearest site upstream that has any.
 
-    Sites in between, such as splits and filters, hand datasets on.
+    Sites in between hand datasets on: splits and filters, and what tokenizes for a policy.
     """
-    for maker in _makers(site, data):
+    for maker, source in _makers(site, data):
         found = policies(maker)
-        if found:
+        if found and source.facts.tokens is None:
             return Generated(maker, found[0][1]) if len(found) == 1 else None
     return None
 
 
-def _makers(site: Site, data: Input) -> Iterator[Site]:
-    """Yield the site that made a dataset, then those that made its datasets, nearest first."""
+def _makers(site: Site, data: Input) -> Iterator[tuple[Site, Input]]:
+    """Yield the site that made a dataset, with what it made, then those that made its datasets, nearest first."""
     queue, seen = [(site, data)], set[str]()
     while queue:
         reader, source = queue.pop(0)
@@ -71,5 +123,5 @@ def _makers(site: Site, data: Input) -> Iterator[Site]:
         if maker is None or maker.node in seen:
             continue
         seen.add(maker.node)
-        yield maker
+        yield maker, source
         queue.extend((maker, each) for _, each in datasets(maker))

@@ -15,6 +15,8 @@ from typing import Any
 
 from posttrain.artifacts.kinds import PolicyFacts
 from posttrain.errors import DataError
+from posttrain_plugins.models.dialogue import declared_eos, opens, overruled
+from posttrain_plugins.models.weights import missing, shape_of
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.templates.tokenizer import read_json
 
@@ -76,6 +78,7 @@ def facts_of(directory: Path) -> PolicyFacts:
     rows = next((shape[0] for name, (_, shape) in weights.items() if name.endswith(_EMBEDDINGS)), None)
     return PolicyFacts(
         architecture=config.get("model_type"),
+        shape=shape_of(inner) or None,
         dtype=_dominant_dtype(weights),
         parameters=sum(math.prod(shape) for _, shape in weights.values()),
         layers=_first(inner, _LAYERS),
@@ -86,15 +89,27 @@ def facts_of(directory: Path) -> PolicyFacts:
         tokenizer=encoder.files.hash,
         template=encoder.fingerprint(),
         has_template=encoder.has_template,
+        overruled=overruled(directory),
+        opens=opens(encoder),
+        bos_twice=encoder.bos_twice,
         bos=encoder.bos_id,
         eos=encoder.stop_ids,
+        end_of_turn=encoder.end_of_turn,
+        declared_eos=declared_eos(encoder),
         pad=encoder.declared_pad,
         unk=encoder.unk_id,
         head=next(iter(config.get("architectures") or ()), None),
+        missing=None if adapter else missing(config, weights, _first(inner, _LAYERS)),
         base=adapter.get("base_model_name_or_path"),
         adapter={key: adapter[key] for key in _ADAPTER if key in adapter} or None,
         generation=without_incidentals(encoder.generation) or None,
     )
+
+
+def context_of(directory: Path) -> int | None:
+    """Return the longest sequence in tokens that a directory's config names, or None; needs no weights."""
+    config = read_json(directory / CONFIG)
+    return _first({**config, **config.get("text_config", {})}, _CONTEXT)
 
 
 def without_incidentals(config: Mapping[str, Any]) -> dict[str, Any]:

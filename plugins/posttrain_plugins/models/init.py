@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from posttrain.artifacts.kinds import Kind, PolicyFacts
-from posttrain.contracts.stage import Inputs, Outcome, Port, Prediction, Stage, StageConfig, StageContext
+from posttrain.contracts.stage import (
+    Certainty,
+    Finding,
+    Inputs,
+    Level,
+    Outcome,
+    Port,
+    Prediction,
+    SourceMark,
+    Stage,
+    StageConfig,
+    StageContext,
+)
 from posttrain_plugins.data.rows import read_rows
+from posttrain_plugins.models.template import (
+    TemplateOption,
+    put_template,
+    template_field,
+    template_source,
+    text_of_template,
+    with_file,
+)
 from posttrain_plugins.models.vocabulary import (
     PAD,
     SPECIAL,
@@ -19,14 +40,13 @@ from posttrain_plugins.models.vocabulary import (
     text_of,
     write_tokenizer,
 )
-from posttrain_plugins.templates.library import END_OF_TURN, chatml
+from posttrain_plugins.templates.library import END_OF_TURN, named_template
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _DATA = "data"
 _MODEL = "model"
-_SMALLEST_BPE = 256 + len(SPECIAL)
 
 
 class InitConfig(StageConfig):
@@ -53,9 +73,21 @@ class InitConfig(StageConfig):
         description="`character`, one token a character of the data, or `bpe`, byte-level and trained on it",
     )
     vocab_size: PositiveInt | None = Field(default=None, description="size of a `bpe` vocabulary")
-    template: Literal["chatml"] = Field(default="chatml", description="the chat template")
+    template: TemplateOption = template_field("chatml", "the chat template")
+    template_file: Annotated[str | None, SourceMark()] = Field(
+        default=None, description="the same, from a jinja file of any name"
+    )
+    special_tokens: list[str] = Field(
+        default=[], description="further special tokens, such as those that a template of your own writes"
+    )
     seed: int = Field(default=0, description="seed of the weights")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="precision of the weights")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file(cls, values: Any) -> Any:
+        """Know a template that is a path."""
+        return with_file(values)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -71,9 +103,24 @@ class InitConfig(StageConfig):
             )
         if (self.tokenizer == "bpe") != (self.vocab_size is not None):
             raise ValueError("`vocab_size` belongs to `tokenizer: bpe`, which needs it")
-        if self.vocab_size is not None and self.vocab_size < _SMALLEST_BPE:
-            raise ValueError(f"vocab_size must be at least {_SMALLEST_BPE}: the bytes and the special tokens")
+        smallest = 256 + len(self.special)
+        if self.vocab_size is not None and self.vocab_size < smallest:
+            raise ValueError(f"vocab_size must be at least {smallest}: the bytes and the special tokens")
+        if self.template_file is not None and "template" in self.model_fields_set:
+            raise ValueError("give `template` or `template_file`, not both")
         return self
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """The special tokens of the tokenizer; their ids are their places."""
+        own = () if self.template_file is not None else named_template(self.template).tokens
+        return tuple(dict.fromkeys((*SPECIAL, *own, *self.special_tokens)))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The tokens that end an assistant's turn; the first is the end-of-sequence token."""
+        own = () if self.template_file is not None else named_template(self.template).ends
+        return own or (END_OF_TURN,)
 
 
 class Init(Stage):
@@ -95,9 +142,22 @@ class Init(Stage):
         """The model."""
         return (Port(_MODEL, frozenset({Kind.MODEL})),)
 
+    def check(self, config: InitConfig, inputs: Inputs) -> Iterable[Finding]:
+        """Report a template file that is missing."""
+        if config.template_file is not None and not Path(config.template_file).is_file():
+            yield Finding(
+                _MODEL,
+                Level.ERROR,
+                Certainty.VERIFIED,
+                f"there is no {config.template_file}",
+                fix="check `template`; it is relative to the spec file's folder",
+            )
+
     def predict(self, config: InitConfig, inputs: Inputs) -> Mapping[str, Prediction]:
         """Shape and special tokens are known; vocabulary and template fingerprint depend on the data."""
-        ids = {token: index for index, token in enumerate(SPECIAL)}
+        ids = {token: index for index, token in enumerate(config.special)}
+        ends = [ids[end] for end in config.ends]
+        named = config.template_file is None
         facts = PolicyFacts(
             architecture=config.architecture,
             dtype=config.dtype,
@@ -105,7 +165,11 @@ class Init(Stage):
             width=config.hidden_size,
             context=config.max_position_embeddings,
             has_template=True,
-            eos=(ids[END_OF_TURN],),
+            overruled=(),
+            opens=True if named else None,
+            eos=tuple(sorted(ends)) if named else None,
+            end_of_turn=ends[0] if named else None,
+            declared_eos=tuple(sorted(ends)) if named else None,
             pad=ids[PAD],
             unk=ids[UNKNOWN],
             head="LlamaForCausalLM",
@@ -118,10 +182,14 @@ def run(context: StageContext) -> Outcome:
     from posttrain_plugins.models.policy import save_policy
 
     config: InitConfig = context.config
-    tokenizer = _tokenizer(config, _texts(context))
+    file = None if config.template_file is None else context.base / config.template_file
+    template = template_source(config.template, file)
+    tokenizer = _tokenizer(config, template, _texts(context))
     source = context.work / "tokenizer"
     source.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(source, tokenizer, chatml())
+    write_tokenizer(source, tokenizer, template, config.ends)
+    if file is not None:
+        put_template(source, None, file)
     facts = save_policy(context.output(_MODEL), _model(config, tokenizer), source)
     context.describe(_MODEL, Kind.MODEL, facts)
     summary = f"{facts.parameters:,} parameters, {facts.vocabulary} tokens"
@@ -134,16 +202,18 @@ def _texts(context: StageContext) -> Iterator[str]:
             yield from text_of(row)
 
 
-def _tokenizer(config: InitConfig, texts: Iterator[str]) -> Tokenizer:
+def _tokenizer(config: InitConfig, template: str, texts: Iterator[str]) -> Tokenizer:
     if config.vocab_size is None:
-        return character_tokenizer(texts)
-    return bpe_tokenizer(texts, config.vocab_size)
+        always = text_of_template(template, config.special, config.ends[0])
+        return character_tokenizer(texts, config.special, always)
+    return bpe_tokenizer(texts, config.vocab_size, config.special)
 
 
 def _model(config: InitConfig, tokenizer: Tokenizer) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    ends: list[Any] = [tokenizer.token_to_id(end) for end in config.ends]
     shape = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=config.hidden_size,
@@ -154,7 +224,7 @@ def _model(config: InitConfig, tokenizer: Tokenizer) -> Any:
         max_position_embeddings=config.max_position_embeddings,
         tie_word_embeddings=config.tie_word_embeddings,
         bos_token_id=None,
-        eos_token_id=tokenizer.token_to_id(END_OF_TURN),
+        eos_token_id=ends if len(ends) > 1 else ends[0],
         pad_token_id=tokenizer.token_to_id(PAD),
     )
     with torch.random.fork_rng(devices=[]):

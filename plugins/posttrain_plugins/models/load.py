@@ -36,11 +36,11 @@ from posttrain_plugins.models.artifact import (
     write_config,
 )
 from posttrain_plugins.models.packages import gguf_of, installed_version
-from posttrain_plugins.templates.library import END_OF_TURN, chatml
+from posttrain_plugins.models.template import TemplateOption, fitted, put_template, template_field, with_file
+from posttrain_plugins.templates.library import named_template
 from posttrain_plugins.templates.tokenizer import (
     TEMPLATE,
     TOKENIZER,
-    TokenizerFiles,
     chat_template,
     read_json,
 )
@@ -76,15 +76,21 @@ class LoadConfig(StageConfig):
         default=None,
         description="precision of the weights; left out, they stay as they are (float32 from GGUF)",
     )
-    template: Literal["chatml"] | None = Field(
-        default=None, description="put this chat template in place of the model's own, if any"
+    template: TemplateOption | None = template_field(
+        None, "put this chat template in place of the model's own, if any"
     )
     template_file: Annotated[str | None, SourceMark()] = Field(
-        default=None, description="the same, from a jinja file"
+        default=None, description="the same, from a jinja file of any name"
     )
     download: Annotated[bool, VolatileMark()] = Field(
         default=False, description="let this stage use the network"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file(cls, values: Any) -> Any:
+        """Know a template that is a path."""
+        return with_file(values)
 
     @model_validator(mode="before")
     @classmethod
@@ -136,6 +142,8 @@ class Load(Stage):
         try:
             if config.path is not None:
                 _require_loadable(Path(config.path))
+                if config.template is not None and (Path(config.path) / TOKENIZER).is_file():
+                    fitted(Path(config.path), named_template(config.template))
             if config.package is not None:
                 _packaged(config)
         except DataError as error:
@@ -164,7 +172,9 @@ def run(context: StageContext) -> Outcome:
         _copy(source, output, config.dtype)
         if config.template is None and config.template_file is None:
             _keep_template(source, output)
-    _put_template(output, config, context.base)
+    if config.template is not None or config.template_file is not None:
+        file = None if config.template_file is None else context.base / config.template_file
+        put_template(output, config.template, file)
     facts = facts_of(output)
     context.describe(_MODEL, Kind.MODEL, facts)
     summary = f"{facts.architecture}, {facts.parameters:,} parameters in {facts.dtype}"
@@ -257,35 +267,16 @@ def _keep_template(source: Path, directory: Path) -> None:
         (directory / TEMPLATE).write_text(template, encoding="utf-8", newline="")
 
 
-def _put_template(directory: Path, config: LoadConfig, base: Path) -> None:
-    if config.template_file is not None:
-        (directory / TEMPLATE).write_text((base / config.template_file).read_text("utf-8"), encoding="utf-8")
-    if config.template is not None:
-        (directory / TEMPLATE).write_text(chatml(end=_end_of_turn(directory)), encoding="utf-8")
-
-
-def _end_of_turn(directory: Path) -> str:
-    """Choose a token that the tokenizer has: ChatML's own, else its end of sequence."""
-    files = TokenizerFiles.read(directory)
-    if files.plain.token_to_id(END_OF_TURN) in files.added:
-        return END_OF_TURN
-    if "eos_token" in files.special_tokens:
-        return files.special_tokens["eos_token"]
-    raise DataError(
-        "the tokenizer has no token to end a turn with",
-        where=str(directory),
-        expected=f"`{END_OF_TURN}` among its special tokens, or an `eos_token`",
-        fix="use `template_file` with a template made for this tokenizer",
-    )
-
-
 def _predicted(config: LoadConfig) -> PolicyFacts:
     given = config.template is not None or config.template_file is not None
     changes: dict[str, Any] = {}
     if config.dtype is not None:
         changes["dtype"] = config.dtype
     if given:
-        changes |= {"has_template": True, "template": None, "eos": None}
+        unknown = dict.fromkeys(
+            ("template", "eos", "end_of_turn", "opens", "bos_twice", "declared_eos", "generation")
+        )
+        changes |= {"has_template": True, "overruled": (), **unknown}
     return _facts(config).model_copy(update=changes)
 
 

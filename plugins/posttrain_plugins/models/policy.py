@@ -23,6 +23,7 @@ from posttrain_plugins.models.artifact import (
 from posttrain_plugins.models.wrappers import never_wrapped
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.templates.tokenizer import read_json
+from posttrain_plugins.templates.vision.files import PROCESSOR_FILES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,10 +108,9 @@ def load_model(
         StageError: Weights that the architecture needs are missing, or have another shape.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     without_progress_bars()
-    model, report = AutoModelForCausalLM.from_pretrained(
+    model, report = _architecture(directory).from_pretrained(
         directory,
         dtype=getattr(torch, dtype),
         attn_implementation=attention,
@@ -173,14 +173,24 @@ def without_progress_bars() -> None:
 
 
 def copy_companions(source: Path, directory: Path) -> None:
-    """Copy tokenizer, chat template and generation config; what the source lacks is removed."""
-    for name in TOKENIZER_FILES:
+    """Copy tokenizer, image processor, chat template and generation config; what the source lacks is removed."""
+    for name in (*TOKENIZER_FILES, *PROCESSOR_FILES):
         (directory / name).unlink(missing_ok=True)
         if (source / name).is_file():
             shutil.copyfile(source / name, directory / name)
     (directory / GENERATION).unlink(missing_ok=True)
     if (source / GENERATION).is_file():
         write_config(directory / GENERATION, read_json(source / GENERATION))
+
+
+def _architecture(directory: Path) -> Any:
+    """Return the class that opens a model: one with a head for text, and an eye where it has one."""
+    import transformers
+
+    config = read_json(directory / CONFIG)
+    names = config.get("architectures") or ()
+    sees = "vision_config" in config and any(name.endswith("ForConditionalGeneration") for name in names)
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
 _UNFIT = ("missing_keys", "mismatched_keys")

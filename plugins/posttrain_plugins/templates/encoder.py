@@ -7,18 +7,30 @@ over to tokens. Nothing is recognised by its value, so a pad token that equals t
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from posttrain.artifacts.fingerprint import Refusal, fingerprint
 from posttrain.artifacts.kinds import TemplateFingerprint
+from posttrain.contracts.passage import Passage
 from posttrain.errors import DataError
-from posttrain_plugins.data.conversation import Message, Turns, as_messages, completion_messages, content_text
+from posttrain_plugins.data.conversation import Message, Turns
+from posttrain_plugins.templates.controls import Controls
+from posttrain_plugins.templates.encoded import Encoded, marked, masked
+from posttrain_plugins.templates.reader import Reader
+from posttrain_plugins.templates.reading import Note, Reading, require_characters
 from posttrain_plugins.templates.render import ChatTemplate
+from posttrain_plugins.templates.seams import Seams
 from posttrain_plugins.templates.tokenizer import TokenizerFiles, read_json
+from posttrain_plugins.templates.vision import Expansion, expanded, expansion_of
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+__all__ = ["CLOCK", "Encoded", "Encoder"]
 
 Tools = Sequence[Mapping[str, Any]] | None
 """JSON schemas of the tools that a conversation may call."""
@@ -26,32 +38,23 @@ Tools = Sequence[Mapping[str, Any]] | None
 CLOCK = dt.datetime(2024, 7, 26, 12, 0, 0)
 """What templates that print the date are told, so that the same rows give the same tokens on any day."""
 
-_PROBE: list[Message] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}]
-_CONTEXT = 24
+_ASKED: Message = {"role": "user", "content": "Hello"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """One token sequence.
+class _Job:
+    """Texts to tokenize, and what is made of their tokens."""
 
-    Args:
-        tokens: Token ids, length T.
-        supervised: T booleans; the first is always False, since nothing predicts it.
-        straddling: Tokens that begin before an assistant's turn and end inside it; they are not supervised,
-            because a generation that starts after the prompt cannot produce them.
-    """
-
-    tokens: list[int]
-    supervised: list[bool]
-    straddling: int = 0
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Characters `start` to `end` of a text are an answer."""
-
-    start: int
-    end: int
+    texts: tuple[str, ...]
+    finish: Callable[[Sequence[Encoding]], Encoded]
 
 
 class Encoder:
@@ -110,64 +113,119 @@ class Encoder:
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Every id that ends a generation, by the template, the generation config and the tokenizer."""
-        ids = set(self._generation_eos)
-        if self.eos_id is not None:
-            ids.add(self.eos_id)
-        if self.end_of_turn is not None:
-            ids.add(self.end_of_turn)
-        return tuple(sorted(ids))
+        """Every id that ends a generation, by the template, the generation config and the tokenizer.
+
+        Of the template it is what closes the last turn of a conversation: an answer, or a call of tools.
+        """
+        ends = (self.eos_id, self.end_of_turn, *self.call_ends, *self._generation_eos)
+        return tuple(sorted({end for end in ends if end is not None}))
 
     @cached_property
     def end_of_turn(self) -> int | None:
         """The token that closes an assistant's answer in the chat template; None without one."""
-        if self.template is None:
-            return None
+        return self._end_of([_ASKED, {"role": "assistant", "content": "Good day."}])
+
+    @cached_property
+    def call_ends(self) -> tuple[int, ...]:
+        """The tokens that close an assistant's calls of tools in the chat template."""
+        written = ({"word": "sea"}, '{"word": "sea"}')
+        calls = [
+            {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+            for arguments in written
+        ]
+        answers = ({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls)
+        ends = (self._end_of([_ASKED, answer], [_TOOL]) for answer in answers)
+        return tuple(sorted({end for end in ends if end is not None}))
+
+    @cached_property
+    def bos_twice(self) -> bool:
+        """Whether the chat template prints a beginning-of-sequence token and the tokenizer would add one."""
+        bos = self.files.special_tokens.get("bos_token")
+        if self.template is None or bos is None or not self.files.prefix:
+            return False
         try:
-            encoded = self.encode_messages(_PROBE)
-        except DataError:
-            return None
-        pairs = zip(encoded.tokens, encoded.supervised, strict=True)
-        return [token for token, counts in pairs if counts][-1]
+            return self.template.render([_ASKED], True, now=self._now).startswith(bos)
+        except Refusal:
+            return False
+
+    @cached_property
+    def expansion(self) -> Expansion | None:
+        """What images become; None for a model that takes none."""
+        return expansion_of(self._directory)
+
+    @cached_property
+    def reader(self) -> Reader:
+        """What renders passages and tells what is supervised."""
+        return Reader(self.template, self._controls, self._now, str(self._directory))
+
+    def read(self, passage: Passage) -> Reading:
+        """Return a passage as text, with the characters that are supervised.
+
+        Raises:
+            DataError: There is no chat template, or it declines the conversation, leaves a turn open, shows nothing
+                of what is to be learned, or does with strings what cannot be followed.
+        """
+        return self.reader.read(passage)
+
+    def encode(self, passages: Sequence[Passage]) -> list[Encoded | DataError]:
+        """Tokenize passages together.
+
+        A conversation is supervised where its reading says. Two strings are joined as they are and closed with an
+        end-of-sequence token; the prompt's tokens are those of `encode_prompt`, since a generation starts from them.
+
+        Returns:
+            What `read` gives as tokens; an error stands in the place of a passage that has to be refused.
+        """
+        jobs = [_attempt(self._job, passage) for passage in passages]
+        texts = [text for job in jobs if isinstance(job, _Job) for text in job.texts]
+        encodings = iter(self.files.plain.encode_batch(texts, add_special_tokens=False))
+        encoded: list[Encoded | DataError] = []
+        for job, passage in zip(jobs, passages, strict=True):
+            made = (
+                job
+                if isinstance(job, DataError)
+                else _attempt(job.finish, [next(encodings) for _ in job.texts])
+            )
+            encoded.append(expanded(self.expansion, made, passage.images))
+        return encoded
 
     def encode_text(self, text: str) -> Encoded:
         """Tokenize plain text, all supervised, between the tokenizer's own first token and an end token."""
-        return self._plain(text, 0)
+        return self._one(Passage("completion", None, text))
 
-    def encode_prompt(self, prompt: Turns, tools: Tools = None) -> list[int]:
+    def encode_prompt(
+        self, prompt: Turns, tools: Tools = None, arguments: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Tokenize a prompt: a string as it is, messages with their tools and what opens an answer."""
-        if isinstance(prompt, str):
-            return self._with_prefix(self.files.plain.encode(prompt, add_special_tokens=False).ids)
-        text = self._render(as_messages(prompt), True, tools)
-        return list(self.files.plain.encode(text, add_special_tokens=False).ids)
+        return self._one(Passage("prompt", prompt, None, tools, arguments or {})).tokens
 
-    def encode_pair(self, prompt: Turns, completion: Turns, tools: Tools = None) -> Encoded:
+    def encode_pair(
+        self,
+        prompt: Turns,
+        completion: Turns,
+        tools: Tools = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Encoded:
         """Tokenize a prompt with its completion, which alone is supervised.
-
-        Two strings are joined as they are and closed with an end-of-sequence token; the prompt's tokens are
-        those of `encode_prompt`, since that is what a generation starts from. With messages the chat
-        template decides; the completion's assistant turns are supervised up to their end-of-turn token.
 
         Args:
             prompt: A string or messages.
             completion: A string or messages.
             tools: JSON schemas that the chat template is given; two strings have no place for them.
+            arguments: What the chat template is given besides.
 
         Raises:
-            DataError: There is no chat template, or it declines, rewrites earlier turns or leaves turns open.
+            DataError: As `read`, or there is no token to end a string with.
         """
-        if isinstance(prompt, str) and isinstance(completion, str):
-            return self._strings(prompt, completion)
-        before = as_messages(prompt)
-        return self._conversation([*before, *completion_messages(completion)], len(before), tools)
+        return self._one(Passage("completion", prompt, completion, tools, arguments or {}))
 
     def encode_messages(self, messages: Sequence[Message], tools: Tools = None) -> Encoded:
         """Tokenize a conversation whose assistant turns are supervised, each up to its end-of-turn token.
 
         Raises:
-            DataError: As `encode_pair`, or no turn is the assistant's.
+            DataError: As `read`, or no turn is the assistant's.
         """
-        return self._conversation(list(messages), 0, tools)
+        return self._one(Passage("completion", None, messages, tools))
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Turn ids into text."""
@@ -201,118 +259,68 @@ class Encoder:
         named = self.generation.get("pad_token_id", self.config.get("pad_token_id"))
         return own if own is not None or named is None else int(named)
 
-    def _with_prefix(self, ids: Sequence[int]) -> list[int]:
-        prefix = self.files.prefix
-        return list(ids) if tuple(ids[: len(prefix)]) == prefix else [*prefix, *ids]
+    @cached_property
+    def _controls(self) -> Controls:
+        return Controls(self.files)
 
-    def _strings(self, prompt: str, completion: str) -> Encoded:
-        """Tokenize both together, or apart where joining them would change the tokens of the prompt."""
-        joined = self._plain(prompt + completion, len(prompt))
-        before = self.encode_prompt(prompt)
-        if not joined.straddling and joined.tokens[: len(before)] == before:
-            return joined
-        after = self.files.continuation.encode(completion, add_special_tokens=False).ids
-        return self._closed([*before, *after], [False] * len(before) + [True] * len(after))
-
-    def _plain(self, text: str, boundary: int) -> Encoded:
-        """Supervise `text` from character `boundary` on, and an end token after it."""
-        encoded = self._tokenized(text, [_Span(boundary, len(text))])
-        tokens = self._with_prefix(encoded.tokens)
-        supervised = [False] * (len(tokens) - len(encoded.tokens)) + encoded.supervised
-        return self._closed(tokens, supervised, encoded.straddling)
-
-    def _closed(self, tokens: list[int], supervised: list[bool], straddling: int = 0) -> Encoded:
-        """Supervise an end token after the tokens, unless they end with it."""
+    @cached_property
+    def _seams(self) -> Seams:
         end = next((i for i in (self.eos_id, *self._generation_eos) if i is not None), None)
-        if end is None:
-            raise DataError(
-                "the tokenizer has no end-of-sequence token, so the model would never learn to stop",
-                where=str(self._directory),
-                fix="name `eos_token` in its `tokenizer_config.json`",
-            )
-        if not tokens or tokens[-1] != end:
-            tokens, supervised = [*tokens, end], [*supervised, True]
-        return _without_first(Encoded(tokens, supervised, straddling))
+        return Seams(self.files, end, str(self._directory))
 
-    def _conversation(self, messages: list[Message], first: int, tools: Tools) -> Encoded:
-        """Supervise the assistant turns from message `first` on."""
-        full = self._render(messages, False, tools)
-        turns = [i for i, message in enumerate(messages) if i >= first and message.get("role") == "assistant"]
-        if not turns:
-            raise DataError("the conversation has no assistant turn to learn from", found=_roles(messages))
-        encoded = self._tokenized(full, [self._span(messages, turn, full, tools) for turn in turns])
-        return _without_first(encoded)
+    def _one(self, passage: Passage) -> Encoded:
+        (encoded,) = self.encode([passage])
+        if isinstance(encoded, DataError):
+            raise encoded
+        return encoded
 
-    def _span(self, messages: list[Message], turn: int, full: str, tools: Tools) -> _Span:
-        """Locate an assistant turn in the rendered text: from generation prompt to end of turn."""
-        opened = self._render(messages[:turn], True, tools)
-        _require_prefix(opened, full, turn)
-        closed = full if turn == len(messages) - 1 else self._render(messages[: turn + 1], False, tools)
-        _require_prefix(closed, full, turn)
-        answer = content_text(messages[turn]).strip()
-        found = closed.find(answer, len(opened))
-        tail = len(opened) if found < 0 else found + len(answer)
-        return _Span(len(opened), self._end_of_turn(closed, tail, turn))
+    def _job(self, passage: Passage) -> _Job:
+        prompt, completion, seams = passage.prompt, passage.completion, self._seams
+        if passage.conversational:
+            return self._conversation(self.read(passage))
+        before, answer = str(prompt or ""), str(completion or "")
+        require_characters(before + answer)
+        if completion is None:
+            return _Job((before,), lambda found: seams.prompt(found[0]))
+        if prompt is None:
+            return _Job((answer,), lambda found: seams.text(found[0]))
+        return _Job(
+            (before + answer, before), lambda found: seams.pair(found[0], found[1], answer, len(before))
+        )
 
-    def _end_of_turn(self, closed: str, tail: int, turn: int) -> int:
-        """Return the character after the last added token in the template's own text behind the answer."""
-        encoding = self.files.plain.encode(closed[tail:], add_special_tokens=False)
-        added = self.files.added
-        ends = [end for id, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if id in added]
-        if not ends:
-            raise DataError(
-                f"the chat template closes message {turn + 1} with no special token, so the model would "
-                "never learn to stop",
-                found=repr(closed[tail:]),
-                fix="use a template that ends the assistant's turn: `template: chatml` of `model.load`",
-            )
-        return tail + max(ends)
+    def _conversation(self, reading: Reading) -> _Job:
+        if not reading.controls:
+            return _Job((reading.text,), lambda found: _noted(marked(found[0], reading.spans), reading.notes))
+        spelled = sorted({reading.text[start:end] for start, end in reading.controls})
+        message = f"messages spell control tokens, which become plain text: {', '.join(map(repr, spelled))}"
+        notes = (*reading.notes, Note("control-token", message))
+        ids, offsets = self._controls.encode(reading.text, reading.controls)
+        return _Job((), lambda _: _noted(masked(ids, offsets, reading.spans), notes))
 
-    def _tokenized(self, text: str, spans: Sequence[_Span]) -> Encoded:
-        encoding = self.files.plain.encode(text, add_special_tokens=False)
-        supervised, straddling = [], 0
-        for start, end in encoding.offsets:
-            supervised.append(any(span.start <= start and end <= span.end for span in spans))
-            straddling += any(start < span.start < end for span in spans)
-        return Encoded(list(encoding.ids), supervised, straddling)
-
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, tools: Tools) -> str:
+    def _end_of(self, messages: Sequence[Message], tools: Tools = None) -> int | None:
+        """Return the token that closes the last turn of a conversation, if the template renders and closes it."""
         if self.template is None:
-            raise DataError(
-                "the rows are conversations but the model has no chat template",
-                where=str(self._directory),
-                fix="give it one (`template: chatml` of `model.load`), or use rows of plain strings",
-            )
+            return None
         try:
-            return self.template.render(messages, add_generation_prompt, tools, self._now)
-        except Refusal as refusal:
-            raise DataError(
-                f"the chat template declines this conversation: {refusal}",
-                found=_roles(messages),
-                fix="change the rows to what the template takes, or use another template",
-            ) from refusal
+            turns = self.read(Passage("completion", None, messages, tools)).turns
+        except DataError:
+            return None
+        token = turns[-1].end_of_turn
+        found: int | None = None if token is None else self.files.plain.token_to_id(token)
+        return found
 
 
-def _without_first(encoded: Encoded) -> Encoded:
-    """Leave the first token out: there is nothing before it that could predict it."""
-    return Encoded(encoded.tokens, [False, *encoded.supervised[1:]], encoded.straddling)
+def _noted(encoded: Encoded, notes: tuple[Note, ...]) -> Encoded:
+    """Return a conversation's tokens with its notes; nothing predicts the first token."""
+    return replace(encoded.without_first(), notes=notes) if notes else encoded.without_first()
 
 
-def _require_prefix(part: str, full: str, turn: int) -> None:
-    if full.startswith(part):
-        return
-    at = next(
-        (i for i, (a, b) in enumerate(zip(part, full, strict=False)) if a != b), min(len(part), len(full))
-    )
-    raise DataError(
-        f"the chat template rewrites earlier turns: what it renders up to message {turn + 1} is "
-        "not how the whole conversation begins, so the answer cannot be told from the prompt",
-        where=f"character {at}",
-        found=repr(full[at : at + _CONTEXT]),
-        expected=repr(part[at : at + _CONTEXT]),
-        fix="use a template that only ever appends, or rows with one assistant turn",
-    )
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-def _roles(messages: Sequence[Any]) -> str:
-    return "turns " + ", ".join(str(message.get("role")) for message in messages)
+def _attempt(function: Callable[[T], R], value: T) -> R | DataError:
+    try:
+        return function(value)
+    except DataError as error:
+        return error

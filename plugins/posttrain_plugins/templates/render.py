@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from posttrain.artifacts.fingerprint import Refusal
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Environment, Template, nodes
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The names that a message's reasoning goes by."""
 
 Message = Mapping[str, Any]
 
@@ -39,6 +41,7 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         now: dt.datetime | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a conversation.
 
@@ -47,44 +50,82 @@ class ChatTemplate:
             add_generation_prompt: End with what opens an assistant turn.
             tools: JSON schemas of the tools.
             now: What `strftime_now` reads; the clock when None.
+            arguments: What the template is given besides, such as `enable_thinking`.
 
         Raises:
             Refusal: The template declines the conversation, or cannot be compiled or rendered.
         """
-        import jinja2
+        return self.written(self.variables(messages, add_generation_prompt, tools, now, arguments))
 
-        clock = now or dt.datetime.now()
-        try:
-            return self._template.render(
-                **self.special_tokens,
-                messages=[_prepared(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=clock.strftime,
-            )
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:
-            raise Refusal(str(error)) from error
+    def written(self, variables: Mapping[str, Any]) -> str:
+        """Return what the template writes of its variables.
+
+        Raises:
+            Refusal: As `render`.
+        """
+        with refusing():
+            return self._template.render(variables)
+
+    def variables(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        now: dt.datetime | None,
+        arguments: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Return what the template is given."""
+        return {
+            **self.special_tokens,
+            **(arguments or {}),
+            "messages": [prepared(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            "strftime_now": (now or dt.datetime.now()).strftime,
+        }
 
     @cached_property
     def _template(self) -> Template:
-        return _environment().from_string(self.source)
+        with refusing():
+            return _environment().from_string(self.source)
 
 
-def _prepared(message: Message) -> dict[str, Any]:
+def parse(source: str) -> nodes.Template:
+    """Return the syntax tree of a chat template.
+
+    Raises:
+        Refusal: It cannot be parsed.
+    """
+    with refusing():
+        return _environment().parse(source)
+
+
+def prepared(message: Message) -> dict[str, Any]:
     """Drop empty fields and spell reasoning under every name that templates read."""
     kept = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((kept[key] for key in _REASONING if key in kept), None)
+    reasoning = next((kept[key] for key in REASONING if key in kept), None)
     if reasoning is not None:
         kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
     return kept
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn what a template raises into a `Refusal`."""
+    import jinja2
+
+    try:
+        yield
+    except (
+        jinja2.TemplateError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
+        raise Refusal(str(error)) from error
 
 
 @lru_cache(maxsize=1)
@@ -93,22 +134,28 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation_tag(str), loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["dict"] = _Dict()
-    environment.globals["namespace"] = _namespace()
+    equip(environment)
     return environment
 
 
-def _tojson(
+def equip(environment: Environment) -> None:
+    """Add what chat templates may use besides jinja's own."""
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _namespace()
+
+
+def tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    """Return a value as JSON, spelled as `transformers` does."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -152,8 +199,8 @@ def _namespace() -> type:
     return TemplateNamespace
 
 
-def _generation_tag() -> type:
-    """Return an extension for `{% generation %}`, which marks the assistant's text: it renders the body."""
+def generation_tag(write: Callable[[str], str]) -> type:
+    """Return an extension for `{% generation %}`, which marks the assistant's text: it writes the body."""
     from jinja2 import nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
@@ -167,6 +214,6 @@ def _generation_tag() -> type:
             return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
         def _body(self, caller: Callable[[], str]) -> str:
-            return caller()
+            return write(caller())
 
     return GenerationTag

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +98,21 @@ class TokenizerFiles:
         parts = {name: _without_space(self.definition.get(name)) for name in ("normalizer", "pre_tokenizer")}
         return self._tokenizer({"post_processor": None, "padding": None, "truncation": None, **parts})
 
+    def without(self, tokens: Collection[str], beginning: bool) -> Tokenizer:
+        """Return `plain` without some of the added tokens.
+
+        Args:
+            tokens: Their contents.
+            beginning: Whether what it is given begins a text; else it gets no space that only beginnings get.
+        """
+        added = [
+            token for token in self.definition.get("added_tokens") or () if token["content"] not in tokens
+        ]
+        parts = {"post_processor": None, "padding": None, "truncation": None, "added_tokens": added}
+        if not beginning:
+            parts["pre_tokenizer"] = _without_first_space(self.definition.get("pre_tokenizer"))
+        return self._tokenizer(parts)
+
     @cached_property
     def prefix(self) -> tuple[int, ...]:
         """Ids that the tokenizer puts before a text on its own account (a beginning-of-sequence token)."""
@@ -105,8 +120,10 @@ class TokenizerFiles:
         wanted = self.config.get("add_bos_token")
         if wanted is not None:
             return (bos,) if wanted and bos is not None else ()
-        ids = self._tokenizer({"padding": None, "truncation": None}).encode("").ids
-        return (bos,) if bos is not None and ids[:1] == [bos] else ()
+        # Of an empty text nothing tells what stands before it from what stands behind it.
+        text = self.plain.encode("a", add_special_tokens=False).ids
+        ids = self._tokenizer({"padding": None, "truncation": None}).encode("a").ids
+        return (bos,) if bos is not None and ids[: len(text) + 1] == [bos, *text] else ()
 
     @cached_property
     def added(self) -> frozenset[int]:
@@ -154,6 +171,19 @@ def _without_space(part: Any) -> Any:
         if name in part
     }
     return {**part, **changes, **steps}
+
+
+def _without_first_space(part: Any) -> Any:
+    """Return a pre-tokenizer that puts no space before the first stretch of a text alone."""
+    if part is None:
+        return None
+    steps = (
+        {"pretokenizers": [_without_first_space(step) for step in part["pretokenizers"]]}
+        if "pretokenizers" in part
+        else {}
+    )
+    first = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
+    return {**part, **first, **steps}
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from posttrain.contracts.component import Choice, Uses
+from posttrain.contracts.format import Format
 from posttrain.contracts.loss import Family, PreferenceBatch
+from posttrain.contracts.passage import Passage
 from posttrain.contracts.registration import Group
-from posttrain.contracts.trainer import Example, Scores, TokenSequence
-from posttrain_plugins.data.conversation import tools_of
+from posttrain.contracts.trainer import Scores
 from posttrain_plugins.training.offline import OfflineTrainer
 from posttrain_plugins.training.options import Precision, TrainingOptions
 
@@ -45,15 +46,15 @@ class Dpo(OfflineTrainer):
 
     config = DpoOptions
     family = Family.PREFERENCE
-    formats = frozenset({"preference"})
+    formats = frozenset({"preference", "token_pairs"})
     dropout = False
     sequences = 2
 
-    def example(self, row: Mapping[str, Any], index: int, encoder: Any, format: str) -> Example | str:
-        """Encode one row as two sequences with the same prompt tokens."""
+    def passages(self, row: Mapping[str, Any], format: Format) -> Sequence[Passage] | str:
+        """The two answers to one prompt, unless they are the same."""
         if row["chosen"] == row["rejected"]:
             return "chosen and rejected are the same"
-        return Example(index, tuple(_side(encoder, row, role) for role in ("chosen", "rejected")))
+        return format.passages(row)
 
     def batch(self, scores: Scores) -> PreferenceBatch:
         """Sum the log-probs of each side."""
@@ -81,8 +82,3 @@ class Dpo(OfflineTrainer):
             f"the policy differs from its reference by {gap:.3g} nats a token before the first update;"
             " dropout that stays active, or a model whose output depends on how rows are batched, would do that",
         )
-
-
-def _side(encoder: Any, row: Mapping[str, Any], role: str) -> TokenSequence:
-    encoded = encoder.encode_pair(row["prompt"], row[role], tools_of(row))
-    return TokenSequence(encoded.tokens, encoded.supervised, role, encoded.straddling)

@@ -70,7 +70,9 @@ def assemble(
     before = earlier(context.work, asked, parallel)
     if before is not None and before.threads is not None:
         torch.set_num_threads(before.threads)
-    head, layout = _chosen(context, model, parallel, steps, probe(examples), pad, before)
+    tried = probe(examples)
+    _require_whole(parallel, tried)
+    head, layout = _chosen(context, model, parallel, steps, tried, pad, before)
     stepper = Stepper(
         model=model,
         trainer=context.stage,
@@ -132,6 +134,22 @@ def _chosen(
     for text in filter(None, (told, why, router if routed else None)):
         context.note(text, Level.WARNING)
     return head, layout
+
+
+def _require_whole(parallel: Parallel, tried: Sequence[Example]) -> None:
+    """Refuse images where ranks hold parts of the model.
+
+    Raises:
+        StageError: They do; a rank whose rows have no image would not take part in gathering the vision tower.
+    """
+    if not parallel.layout or not any(sequence.images for each in tried for sequence in each.sequences):
+        return
+    raise StageError(
+        "rows with images need the whole model on every rank",
+        where="backend",
+        found=parallel.layout,
+        expected="`single`, or `ddp` with `find_unused_parameters: true`",
+    )
 
 
 def _require_same(parallel: Parallel, *chosen: str) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from posttrain.contracts.reduction import Counts
 from posttrain.contracts.trainer import Example, TokenSequence
+from posttrain_plugins.data.tokens.packing import best_fit
 
 WASTE = 256
 """Padding tokens that cost about as much as one more forward and backward pass."""
@@ -28,24 +29,38 @@ class DataOrder:
         batch_size: Examples of a step; the last step of an epoch takes what is left.
         seed: Seed of the order.
         shuffle: Keep the examples' own order when false.
+        packs: The positions of the examples that each packed row holds; None where a row is an example. Then
+            `batch_size` counts rows, and what a row holds comes in one step.
     """
 
-    def __init__(self, examples: int, batch_size: int, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        examples: int,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        packs: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self.examples, self.batch_size, self.seed, self.shuffle = examples, batch_size, seed, shuffle
+        self.packs = packs
+        self.rows = examples if packs is None else len(packs)
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one pass over the data."""
-        return -(-self.examples // self.batch_size)
+        return -(-self.rows // self.batch_size)
 
     def epoch(self, number: int) -> list[list[int]]:
         """Return the steps of an epoch, each as positions of examples."""
-        order = list(range(self.examples))
+        order = list(range(self.rows))
         if self.shuffle:
             digest = hashlib.sha256(f"order:{self.seed}:{number}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-            order = torch.randperm(self.examples, generator=generator).tolist()
-        return [order[start : start + self.batch_size] for start in range(0, self.examples, self.batch_size)]
+            order = torch.randperm(self.rows, generator=generator).tolist()
+        steps = [order[start : start + self.batch_size] for start in range(0, self.rows, self.batch_size)]
+        if self.packs is None:
+            return steps
+        return [[position for row in step for position in self.packs[row]] for step in steps]
 
     def visited(self, steps: int) -> list[int]:
         """Return the positions that the first `steps` steps visit, ascending."""
@@ -72,7 +87,7 @@ class StepSampler(torch.utils.data.Sampler[list[int]]):
 
 
 def probe(examples: Sequence[Example]) -> list[Example]:
-    """Choose two short examples of different lengths, where there are such, and take a piece of each.
+    """Choose two short examples of different lengths and one with images, where there are such; take a piece of each.
 
     The pieces hold the first supervised tokens: all logits of a long answer would take more memory than a step.
     """
@@ -82,7 +97,15 @@ def probe(examples: Sequence[Example]) -> list[Example]:
     longer = [example for example in others if example.longest > first.longest][:1]
     # A longer example keeps a longer piece where there is one, so that one of the rows is padded.
     most = PIECE if first.longest < PIECE else PIECE - 1
-    return [_pieces(first, PIECE), *[_pieces(example, most) for example in longer]]
+    chosen = [_pieces(first, PIECE), *[_pieces(example, most) for example in longer]]
+    if any(_sees(example) for example in chosen):
+        return chosen
+    seeing = next(filter(_sees, others), None)
+    return chosen if seeing is None else [*chosen, _pieces(seeing, most)]
+
+
+def _sees(example: Example) -> bool:
+    return any(sequence.images for sequence in example.sequences)
 
 
 def _pieces(example: Example, most: int) -> Example:
@@ -90,11 +113,23 @@ def _pieces(example: Example, most: int) -> Example:
 
 
 def _piece(sequence: TokenSequence, most: int) -> TokenSequence:
-    """Take at most so many tokens of a sequence, around its first supervised one."""
+    """Take at most so many tokens of a sequence, around its first supervised one; or from its last image on."""
+    if sequence.images:
+        return _last_image(sequence, most)
     first = next((at for at, counts in enumerate(sequence.supervised) if counts and at), 0)
     start = max(0, min(first - most // 2, len(sequence.tokens) - most))
     kept = slice(start, start + most)
     return replace(sequence, tokens=sequence.tokens[kept], supervised=sequence.supervised[kept])
+
+
+def _last_image(sequence: TokenSequence, most: int) -> TokenSequence:
+    """Take the last image of a sequence and what follows it, with so many tokens from the first supervised one on."""
+    last = sequence.images[-1]
+    after = (at for at in range(last.end, len(sequence.tokens)) if sequence.supervised[at])
+    kept = slice(last.start, next(after, last.end) + most)
+    moved = replace(last, start=0, end=last.end - last.start)
+    tokens, supervised = sequence.tokens[kept], sequence.supervised[kept]
+    return replace(sequence, tokens=tokens, supervised=supervised, images=(moved,))
 
 
 class Sized(Protocol):
@@ -102,6 +137,12 @@ class Sized(Protocol):
 
     def size(self, examples: Sequence[Example]) -> int:
         """Return the tokens, padding included, of a micro-batch of these examples."""
+
+    def load(self, example: Example) -> int | None:
+        """Return what an example adds to that whatever else is there; None where that depends on the others."""
+
+    def room(self, tokens: int) -> int:
+        """Return how much may be added up in a micro-batch of at most so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -124,23 +165,37 @@ class Budget:
 
 
 def cut(examples: Sequence[Example], layout: Sized, budget: Budget) -> list[list[Example]]:
-    """Cut examples into micro-batches, longest first, so that little is padding and none exceeds the budget.
+    """Cut examples into micro-batches, so that there are few, little is padding and none exceeds the budget.
 
-    An example keeps its sequences together; one that exceeds the budget by itself stands alone. Which
-    micro-batch an example is in cannot change the gradient, only memory, time and rounding.
+    Where a layout pads, similar lengths come together, the longest first. Where it does not, examples are packed by
+    best-fit-decreasing. An example keeps its sequences together; one that exceeds the budget by itself stands alone.
+    Which micro-batch an example is in cannot change the gradient, only memory, time and rounding.
 
     Args:
         examples: Those of one optimizer step.
         layout: How large a micro-batch of some examples is.
         budget: Bounds of a micro-batch.
     """
+    ordered = sorted(examples, key=attrgetter("longest"), reverse=True)
+    loads = [load for example in ordered if (load := layout.load(example)) is not None]
+    if len(loads) == len(ordered):
+        predicted = [example.predicted for example in ordered]
+        bins = best_fit(loads, layout.room(budget.tokens), predicted, budget.supervised)
+        return [[ordered[item] for item in sorted(part)] for part in bins]
     limit = math.inf if budget.supervised is None else budget.supervised
     parts: list[list[Example]] = []
-    for example in sorted(examples, key=attrgetter("longest"), reverse=True):
+    for example in ordered:
         if not parts or _full([*parts[-1], example], layout, budget.tokens, limit):
             parts.append([])
         parts[-1].append(example)
     return parts
+
+
+def fullness(steps: Sequence[Sequence[Example]], layout: Sized, budget: Budget) -> float:
+    """Return the share of the places in the micro-batches of some steps that hold a token."""
+    parts = [part for step in steps for part in cut(step, layout, budget)]
+    loads = [layout.load(example) or example.size for part in parts for example in part]
+    return sum(loads) / max(1, sum(map(layout.size, parts)))
 
 
 def _full(part: Sequence[Example], layout: Sized, tokens: int, limit: float) -> bool:

@@ -1,144 +1,241 @@
-"""From rows to examples: tokenization, truncation, and an account of every row that is left out."""
+"""From rows to examples: passages, tokens, truncation, weights, and an account of what became of every row."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from posttrain.contracts.trainer import Example, TokenSequence, Trainer
+from posttrain.contracts.format import Format
+from posttrain.contracts.passage import Passage
+from posttrain.contracts.trainer import Example, Supervise, TokenSequence, Trainer
 from posttrain.errors import DataError
+from posttrain_plugins.data.images.image import Image
+from posttrain_plugins.data.tokens.token_rows import TokenRows
+from posttrain_plugins.training.accounts import Account
+from posttrain_plugins.training.supervision import SUPERVISIONS, no_answer
+from posttrain_plugins.training.truncation import TRUNCATIONS
 
-Cut = Callable[[Example, int, int | None], Example | str]
-"""(example, longest length, beginning-of-sequence token) → the shortened example, or why its row is dropped."""
+Row = Mapping[str, Any]
+CHUNK = 512
+"""Rows that are tokenized at a time."""
 
-_NAMED = 5
-"""How many of the rows dropped for one reason are named."""
+
+@dataclass(frozen=True)
+class Preparation:
+    """How rows become examples.
+
+    Args:
+        passages: Says what of a row is learned, or why it is dropped.
+        encoder: The policy's tokenizer and chat template.
+        max_length: Longest sequence in tokens; None for no limit.
+        truncation: What becomes of longer ones, a key of `TRUNCATIONS`.
+        weight_column: Column with the rows' weights.
+        supervise: Which tokens of a passage are learned.
+        directory: Where the images of rows are; None refuses rows with images.
+    """
+
+    passages: Callable[[Row], Sequence[Passage] | str]
+    encoder: Any
+    max_length: int | None = None
+    truncation: str = "keep_start"
+    weight_column: str | None = None
+    supervise: Supervise = Supervise.ANSWERS
+    directory: Path | None = None
+
+    def examples(self, rows: Iterable[Row], account: Account, first: int = 0) -> Iterator[Example]:
+        """Turn rows into examples, a few hundred at a time.
+
+        Args:
+            rows: The rows.
+            account: Is told what becomes of each.
+            first: The index of the first one in its dataset.
+
+        Raises:
+            DataError: A row cannot be encoded, has no usable weight, or is too long with `error`.
+        """
+        waiting = iter(rows)
+        while chunk := list(islice(waiting, CHUNK)):
+            yield from self._chunk(chunk, first, account)
+            first += len(chunk)
+
+    def _chunk(self, rows: Sequence[Row], first: int, account: Account) -> Iterator[Example]:
+        found = [self._passages(row, first + number) for number, row in enumerate(rows)]
+        encoded = iter(
+            self.encoder.encode([each for one in found if not isinstance(one, str) for each in one])
+        )
+        account.rows += len(rows)
+        for index, (row, passages) in enumerate(zip(rows, found, strict=True), first):
+            if isinstance(passages, str):
+                account.left_out.add(index, passages)
+                continue
+            parts = [_told(each, index) for each in islice(encoded, len(passages))]
+            whole = Example(index, tuple(map(self.sequence, passages, parts)))
+            example = _fitted(whole, self.max_length, self.truncation, self.encoder.bos_id)
+            if isinstance(example, str):
+                account.left_out.add(index, example)
+                continue
+            account.remark(index, [note for part in parts for note in part.notes])
+            account.keep(example, whole)
+            yield _compact(example, _weight(row, index, self.weight_column))
+
+    def _passages(self, row: Row, index: int) -> Sequence[Passage] | str:
+        try:
+            passages = self.passages(row)
+            if isinstance(passages, str):
+                return passages
+            if any(map(no_answer, passages)):
+                return "no assistant turn"
+            change = SUPERVISIONS[self.supervise].passage
+            return [change(self._opened(passage)) for passage in passages]
+        except DataError as error:
+            raise _placed(error, index) from error
+
+    def _opened(self, passage: Passage) -> Passage:
+        if not passage.images:
+            return passage
+        if self.directory is None:
+            raise DataError("a row with images is tokenized while training alone, as it is more than tokens")
+        return replace(passage, images=[Image.of(name, self.directory) for name in passage.images])
+
+    def sequence(self, passage: Passage, encoded: Any) -> TokenSequence:
+        """Return what the encoder made of a passage as a sequence, whole."""
+        mask = SUPERVISIONS[self.supervise].mask(encoded)
+        return TokenSequence(encoded.tokens, mask, passage.role, encoded.straddling, encoded.images)
 
 
 @dataclass
-class Prepared:
+class Prepared(Account):
     """What training gets to see of a dataset.
 
     Args:
         examples: The usable rows, in the dataset's order.
-        dropped: Rows left out, by reason.
-        truncated: Rows that were shortened.
-        lost: Tokens that truncation took from the rows that stayed.
-        straddling: Rows that stayed in which a token reaches from the prompt into the answer.
-        named: The numbers of the first rows left out, from 1, by reason.
+        packs: The positions in `examples` of what each packed row holds; None where a row is an example.
     """
 
     examples: list[Example] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
-    truncated: int = 0
-    lost: int = 0
-    straddling: int = 0
-    named: dict[str, list[int]] = field(default_factory=dict)
-
-    def drop(self, index: int, reason: str) -> None:
-        """Count a row that is left out, and keep its number if it is among the first."""
-        self.dropped[reason] += 1
-        named = self.named.setdefault(reason, [])
-        if len(named) < _NAMED:
-            named.append(index + 1)
+    packs: list[range] | None = None
 
     @property
-    def reasons(self) -> list[str]:
-        """How many rows were left out, for which reason and which came first, by frequency."""
-        return [
-            f"{count} row(s) dropped: {reason} ({self._rows(reason)})"
-            for reason, count in self.dropped.most_common()
-        ]
-
-    def _rows(self, reason: str) -> str:
-        named = self.named[reason]
-        more = ", …" if self.dropped[reason] > len(named) else ""
-        return f"row{'s' if self.dropped[reason] > 1 else ''} {', '.join(map(str, named))}{more}"
-
-    @property
-    def notes(self) -> list[str]:
-        """What there is to tell about the rows."""
-        notes = self.reasons
-        if self.truncated:
-            notes.append(f"{self.truncated} row(s) shortened to the longest length, {self.lost} tokens lost")
-        if self.straddling:
-            notes.append(
-                f"{self.straddling} row(s) have a token that begins in the prompt and ends in the answer; "
-                "such tokens are not learned"
-            )
-        return notes
+    def extent(self) -> str:
+        """How much there is, in words."""
+        if self.packs is None:
+            return f"{len(self.examples)} rows"
+        return f"{len(self.examples)} examples in {len(self.packs)} rows"
 
     @property
     def figures(self) -> dict[str, float]:
-        """The counts as key figures."""
-        return {
-            "rows": float(len(self.examples)),
-            "rows_dropped": float(self.dropped.total()),
-            "rows_truncated": float(self.truncated),
-        }
+        """The counts as key figures; where rows are packed, what they hold is counted beside them."""
+        if self.packs is None:
+            return super().figures
+        return {**super().figures, "rows": float(len(self.packs)), "examples": float(len(self.examples))}
 
 
 def prepare(
     trainer: Trainer,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Iterable[Row],
     encoder: Any,
-    format: str,
+    format: Format,
     *,
     max_length: int | None,
     truncation: str,
     weight_column: str | None,
+    supervise: Supervise = Supervise.ANSWERS,
+    directory: Path | None = None,
 ) -> Prepared:
-    """Turn rows into examples.
-
-    Args:
-        trainer: Says which sequences a row has.
-        rows: The dataset.
-        encoder: The policy's tokenizer and chat template.
-        format: The dataset's format.
-        max_length: Longest sequence in tokens; None for no limit.
-        truncation: What becomes of longer ones, a key of `TRUNCATIONS`.
-        weight_column: Column with the rows' weights.
+    """Turn the rows of a dataset into examples. See `Preparation`.
 
     Raises:
         DataError: A row cannot be encoded, has no usable weight, is too long with `error`, or no row is left.
     """
     prepared = Prepared()
-    shorten = TRUNCATIONS[truncation]
-    for index, row in enumerate(rows):
-        whole = example = _encoded(trainer, row, index, encoder, format)
-        if isinstance(example, Example) and max_length is not None and example.longest > max_length:
-            example = shorten(example, max_length, encoder.bos_id)
-        if isinstance(example, Example):
-            example = _unusable(example, cut=example is not whole) or example
-        if isinstance(example, str):
-            prepared.drop(index, example)
-            continue
-        if isinstance(whole, Example) and example is not whole:
-            prepared.truncated += 1
-            prepared.lost += _size(whole) - _size(example)
-        prepared.straddling += any(sequence.straddling for sequence in example.sequences)
-        prepared.examples.append(_compact(example, _weight(row, index, weight_column)))
-    if not prepared.examples:
-        raise _nothing(prepared, len(rows), max_length)
+    preparation = Preparation(
+        lambda row: trainer.passages(row, format),
+        encoder,
+        max_length,
+        truncation,
+        weight_column,
+        supervise,
+        directory,
+    )
+    prepared.examples.extend(preparation.examples(rows, prepared))
+    require_rows(prepared, max_length)
     return prepared
 
 
-def _encoded(
-    trainer: Trainer, row: Mapping[str, Any], index: int, encoder: Any, format: str
-) -> Example | str:
-    if format == "messages" and all(message["role"] != "assistant" for message in row["messages"]):
-        return "no assistant turn"
-    try:
-        return trainer.example(row, index, encoder, format)
-    except DataError as error:
-        place = f"row {index + 1}" if error.where is None else f"row {index + 1}, {error.where}"
-        raise DataError(
-            error.message, where=place, found=error.found, expected=error.expected, fix=error.fix
-        ) from error
+def prepare_tokens(
+    source: TokenRows, *, max_length: int | None, truncation: str, bos: int | None
+) -> Prepared:
+    """Turn the rows of a tokenized dataset into examples.
+
+    Args:
+        source: The rows.
+        max_length: Longest sequence in tokens; None for no limit.
+        truncation: What becomes of longer ones, a key of `TRUNCATIONS`.
+        bos: The beginning-of-sequence token.
+
+    Raises:
+        DataError: A row is too long with `error`, or no row is left.
+    """
+    prepared, packs = Prepared(), []
+    for held in source.examples():
+        first = len(prepared.examples)
+        for whole in held:
+            prepared.rows += 1
+            example = _fitted(whole, max_length, truncation, bos)
+            if isinstance(example, str):
+                prepared.left_out.add(whole.row, example)
+                continue
+            prepared.keep(example, whole)
+            prepared.examples.append(example if example is whole else _compact(example, 1.0))
+        if len(prepared.examples) > first:
+            packs.append(range(first, len(prepared.examples)))
+    require_rows(prepared, max_length)
+    prepared.packs = packs if len(packs) < len(prepared.examples) else None
+    return prepared
+
+
+def require_rows(account: Account, max_length: int | None) -> None:
+    """Refuse a dataset of which no row can be trained on.
+
+    Raises:
+        DataError: It is one; the message counts the reasons.
+    """
+    if account.kept:
+        return
+    reasons = "; ".join(account.reasons)
+    raise DataError(
+        "no row of the dataset can be trained on",
+        found=f"{account.rows} rows, all dropped ({reasons})" if account.rows else "an empty dataset",
+        fix=f"raise max_length (now {max_length}) or look at the data",
+    )
+
+
+def _told(encoded: Any, index: int) -> Any:
+    """Return what the encoder made of a passage of a row, or raise what it found wrong."""
+    if isinstance(encoded, DataError):
+        raise _placed(encoded, index) from encoded
+    return encoded
+
+
+def _placed(error: DataError, index: int) -> DataError:
+    """Return an error that names its row."""
+    place = f"row {index + 1}" if error.where is None else f"row {index + 1}, {error.where}"
+    return DataError(error.message, where=place, found=error.found, expected=error.expected, fix=error.fix)
+
+
+def _fitted(example: Example, limit: int | None, truncation: str, bos: int | None) -> Example | str:
+    """Shorten an example where it is too long; say why where nothing of it can be learned."""
+    fitted: Example | str = example
+    if limit is not None and example.longest > limit:
+        fitted = TRUNCATIONS[truncation](example, limit, bos)
+    if isinstance(fitted, str):
+        return fitted
+    return _unusable(fitted, cut=fitted is not example) or fitted
 
 
 def _unusable(example: Example, cut: bool) -> str | None:
@@ -152,64 +249,7 @@ def _unusable(example: Example, cut: bool) -> str | None:
     return None
 
 
-def _nothing(prepared: Prepared, rows: int, max_length: int | None) -> DataError:
-    return DataError(
-        "no row of the dataset can be trained on",
-        found=f"{rows} rows, all dropped ({'; '.join(prepared.reasons)})" if rows else "an empty dataset",
-        fix=f"raise max_length (now {max_length}) or look at the data",
-    )
-
-
-def _keep_start(example: Example, limit: int, bos: int | None) -> Example | str:
-    sequences = tuple(_without(sequence, limit, None) for sequence in example.sequences)
-    if any(not sequence.predicted for sequence in sequences):
-        return f"truncation to {limit} tokens removes every supervised token"
-    return replace(example, sequences=sequences)
-
-
-def _keep_end(example: Example, limit: int, bos: int | None) -> Example | str:
-    """Cut the same number of tokens from the left of every sequence, so that a pair keeps one prompt.
-
-    What the model expects first, its beginning-of-sequence token, stays.
-    """
-    first = int(all(sequence.tokens[0] == bos for sequence in example.sequences))
-    excess = example.longest - limit
-    if excess >= min(_prompt(sequence) for sequence in example.sequences):
-        return f"the prompt cannot be cut far enough to fit {limit} tokens"
-    sequences = tuple(_without(sequence, first, first + excess) for sequence in example.sequences)
-    return replace(example, sequences=sequences)
-
-
-def _without(sequence: TokenSequence, start: int, end: int | None) -> TokenSequence:
-    """Take the tokens from `start` up to `end` out of a sequence; None is its end."""
-    tokens, supervised = list(sequence.tokens), list(sequence.supervised)
-    del tokens[start:end], supervised[start:end]
-    return replace(sequence, tokens=tokens, supervised=supervised)
-
-
-def _drop(example: Example, limit: int, bos: int | None) -> str:
-    return f"longer than {limit} tokens"
-
-
-def _refuse(example: Example, limit: int, bos: int | None) -> Example | str:
-    raise DataError(
-        "the row is too long",
-        where=f"row {example.row + 1}",
-        found=f"{example.longest} tokens",
-        expected=f"at most {limit}",
-        fix="raise max_length or choose another truncation",
-    )
-
-
-TRUNCATIONS: Mapping[str, Cut] = {
-    "keep_start": _keep_start,
-    "keep_end": _keep_end,
-    "drop": _drop,
-    "error": _refuse,
-}
-
-
-def _weight(row: Mapping[str, Any], index: int, column: str | None) -> float:
+def _weight(row: Row, index: int, column: str | None) -> float:
     if column is None:
         return 1.0
     value = row.get(column)
@@ -221,15 +261,6 @@ def _weight(row: Mapping[str, Any], index: int, column: str | None) -> float:
             fix="CSV files hold text only; use JSONL for numbers" if isinstance(value, str) else None,
         )
     return float(value)
-
-
-def _prompt(sequence: TokenSequence) -> int:
-    """Return how many tokens stand before the first supervised one."""
-    return next(position for position, counts in enumerate(sequence.supervised) if counts and position)
-
-
-def _size(example: Example) -> int:
-    return sum(len(sequence.tokens) for sequence in example.sequences)
 
 
 def _compact(example: Example, weight: float) -> Example:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer import TRAINER_STATE_NAME
 
 from posttrain.contracts.trainer import Example
-from posttrain.errors import StageError, TrainingDiverged
+from posttrain.errors import TrainingDiverged
 from posttrain_plugins.models.wrappers import never_wrapped
 from posttrain_plugins.training.batches import DataOrder, StepSampler
 from posttrain_plugins.training.checkpoints import (
@@ -35,13 +35,12 @@ from posttrain_plugins.training.checkpoints import (
 )
 from posttrain_plugins.training.evaluation import Evaluation
 from posttrain_plugins.training.groups import make_optimizer
-from posttrain_plugins.training.head import vocabulary_of
+from posttrain_plugins.training.invariants import StepZero
 from posttrain_plugins.training.meter import Meter, step_means
 from posttrain_plugins.training.randomness import diverge
 from posttrain_plugins.training.scaling import Scaling
 from posttrain_plugins.training.shares import Shares
 from posttrain_plugins.training.step import Stepper
-from posttrain_plugins.training.tally import StepResult
 
 OVERRIDDEN = (
     "__init__",
@@ -59,8 +58,6 @@ OVERRIDDEN = (
 )
 
 GAP = "reference/gap"
-UNLIKELY = 20
-"""Supervised tokens this many times less likely, in nats, than by guessing mean a wrong tokenizer or model."""
 
 
 class _Steps(DataLoader[Example]):
@@ -80,6 +77,7 @@ class Loop(transformers.Trainer):
         order: The steps of each epoch.
         checkpoints: Where checkpoints go.
         config: The trainer's options.
+        zero: Checks what the first step comes to.
         callbacks: transformers callbacks.
         evaluation: What `evaluate` does; None where there is no evaluation set.
     """
@@ -92,6 +90,7 @@ class Loop(transformers.Trainer):
         order: DataOrder,
         checkpoints: Checkpoints,
         config: Any,
+        zero: StepZero,
         callbacks: Sequence[transformers.TrainerCallback] = (),
         evaluation: Evaluation | None = None,
     ) -> None:
@@ -107,7 +106,7 @@ class Loop(transformers.Trainer):
         self.stepper, self.examples, self.order = stepper, examples, order
         self.parallel = stepper.parallel
         self.checkpoints, self.config, self.evaluation = checkpoints, config, evaluation
-        self.meter = Meter()
+        self.meter, self.zero = Meter(), zero
         self.scaling = Scaling(stepper.parallel) if config.fp16 else None
         if self.scaling is not None:
             stepper.scale = self.scaling.scale
@@ -138,7 +137,7 @@ class Loop(transformers.Trainer):
         metrics, once = {"loss": result.loss, **result.metrics}, {}
         if self.state.global_step == 0:
             once = {} if result.gap is None else {GAP: result.gap}
-            self._check_start(metrics | once, result)
+            self.zero.check_scores(self.stepper.trainer, self.config, metrics | once, result)
         self.meter.add(metrics, once)
         self.tokens += result.tokens
         return torch.tensor(result.loss, device=self.args.device)
@@ -293,19 +292,6 @@ class Loop(transformers.Trainer):
         self.parallel.prepare(self.model)
         decayed = self.get_decay_parameter_names(model)
         return make_optimizer(model, self.config, self.args, decayed)
-
-    def _check_start(self, metrics: Mapping[str, float], result: StepResult) -> None:
-        problems = [*self.stepper.trainer.invariants(metrics, self.config)]
-        guessing = math.log(vocabulary_of(self.stepper.model))
-        if result.surprise > UNLIKELY * guessing:
-            problems.append(
-                f"the supervised tokens cost {result.surprise:.3g} nats each before the first update, and guessing "
-                f"costs {guessing:.3g}; a tokenizer that is not the model's, or damaged weights, would do that"
-            )
-        if problems:
-            raise StageError(
-                "training would start from a wrong state", where="step 0", found="; ".join(problems)
-            )
 
     def _diverged(self, what: str, value: float) -> TrainingDiverged:
         return TrainingDiverged(

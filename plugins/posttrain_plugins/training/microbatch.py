@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class MicroBatch:
         lengths: Supervised tokens of each sequence, shape [S].
         weight: Each example's weight, shape [E].
         segments: Which tokens belong together; None where each row is one sequence, padded on the right.
+        pixels: What the model is given for images; None where there are none.
     """
 
     examples: Sequence[Example]
@@ -61,12 +62,17 @@ class MicroBatch:
     lengths: Tensor
     weight: Tensor
     segments: Segments | None = None
+    pixels: Mapping[str, Tensor] | None = None
 
     @property
     def inputs(self) -> dict[str, Any]:
         """What the model's decoder is called with; a causal model never looks at right padding."""
-        given = {"input_ids": self.tokens, "use_cache": False}
-        return given if self.segments is None else {**given, "position_ids": self.positions}
+        given: dict[str, Any] = {"input_ids": self.tokens, "use_cache": False}
+        if self.segments is not None:
+            given["position_ids"] = self.positions
+        if self.pixels is not None:
+            given.update(self.pixels)
+        return given
 
     @property
     def predicting(self) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from posttrain.artifacts.kinds import POLICY, Kind, PolicyFacts
 from posttrain.contracts.stage import Certainty, Estimate, Finding, Input, Inputs, Level, Port, Prediction
-from posttrain.contracts.trainer import Trainer
+from posttrain.contracts.trainer import Supervise, Trainer
+from posttrain_plugins.data.tokens.token_rows import FORMATS as TOKENIZED
 from posttrain_plugins.handoffs.lineage import certainty
 from posttrain_plugins.training.optimizers import OPTIMIZERS
 from posttrain_plugins.training.options import EVALUATION, HELD, TOKENS, TrainingOptions
@@ -28,7 +29,7 @@ class OfflineTrainer(Trainer):
     """Base of trainers whose steps come from a dataset: model and data in, model or adapter out."""
 
     target = "posttrain_plugins.training.ranks:run"
-    shared = {"training loop": 2}
+    shared = {"training loop": 3}
     """Rises when a change of the loop changes results: trainers of other plugins are driven by it too."""
     preload = ("torch", "transformers.trainer")
     tiny = {"max_steps": 2, "num_train_epochs": None, "logging_steps": 1}
@@ -85,11 +86,21 @@ class OfflineTrainer(Trainer):
             )
         yield from _check_quantization(config, model)
         yield from _check_columns(config, inputs)
+        yield from self._check_tokenized(config, inputs)
         yield from _check_evaluation(config, inputs)
         package = OPTIMIZERS[config.optim].package
         if package is not None and importlib.util.find_spec(package) is None:
             message = f"optim `{config.optim}` needs {package}, which is not installed"
             yield _error("model", model, message, "install `posttrain[quant]`, or use adamw_torch_fused")
+
+    def _check_tokenized(self, config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:
+        ignored = ["weight_column"] if config.weight_column is not None else []
+        ignored += ["supervise"] if self.supervise(config) is not Supervise.ANSWERS else []
+        for port in ("data", EVALUATION):
+            for data in inputs.get(port, ()):
+                if ignored and data.facts.format in TOKENIZED:
+                    message = f"{', '.join(ignored)} would be ignored: {data.origin} is tokenized already"
+                    yield _error(port, data, message, "give it to `data.tokenize` instead")
 
     def estimate(self, config: TrainingOptions, inputs: Inputs) -> Estimate | None:
         """Estimate the memory from above: as if every token of a full micro-batch were supervised."""
@@ -163,6 +174,8 @@ def _check_columns(config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]
         for data in inputs.get(port, ()):
             columns = data.facts.columns
             if config.weight_column is None or columns is None or config.weight_column in columns:
+                continue
+            if data.facts.format in TOKENIZED:
                 continue
             yield _error(
                 port,

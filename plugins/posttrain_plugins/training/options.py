@@ -27,12 +27,16 @@ TOKENS = {"cpu": 2048, "cuda": 8192}
 EVALUATION = "eval"
 """The input port, and what the names of an evaluation's metrics start with."""
 Precision = Literal["float32", "bfloat16", "float16"]
+Truncation = Literal["keep_start", "keep_end", "drop", "error"]
 _BATCH = "batch_size counts all examples of an optimizer step, and micro_batch_tokens bounds the memory of its parts"
 ELSEWHERE = {
     "per_device_train_batch_size": _BATCH,
     "gradient_accumulation_steps": _BATCH,
     "micro_batch_size": _BATCH,
-    "packing": "layout decides how sequences lie in rows, and cuts none",
+    "packing": "`data.pack` makes rows of several documents; layout decides how sequences lie in memory",
+    "truncation_mode": "it is truncation",
+    "assistant_only_loss": "train.sft learns answers alone unless `supervise` says otherwise",
+    "completion_only_loss": "train.sft learns answers alone unless `supervise` says otherwise",
     "padding_free": "it is `layout: packed`",
     "deepspeed": "it is `backend: {name: deepspeed, stage: 2}`",
     "fsdp": "it is `backend: {name: fsdp2}`",
@@ -51,7 +55,7 @@ class TrainingOptions(StageConfig):
         description="other peak learning rates for some parameters: a regular expression that is searched for in "
         "their names, such as `embed_tokens` or `layers\\.[0-3]\\.`, and the rate; no parameter may have two",
     )
-    batch_size: int = Field(default=8, ge=1, description="dataset examples of one optimizer step, all told")
+    batch_size: int = Field(default=8, ge=1, description="dataset rows of one optimizer step, all told")
     num_train_epochs: float = Field(default=3.0, gt=0, description="passes over the data; not with max_steps")
     max_steps: int = Field(
         default=-1, ge=-1, description="optimizer steps to take instead of num_train_epochs; -1: unset"
@@ -97,7 +101,7 @@ class TrainingOptions(StageConfig):
     max_length: int | None = Field(
         default=None, ge=2, description="longest sequence in tokens; unset: what the model can take"
     )
-    truncation: Literal["keep_start", "keep_end", "drop", "error"] = Field(
+    truncation: Truncation = Field(
         default="keep_start",
         description="what becomes of a longer sequence: keep its start; cut the prompt from the left (both sides of"
         " a pair alike; dropped when the prompt is too short for that); drop its row; or stop with an error",

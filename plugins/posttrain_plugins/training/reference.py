@@ -66,6 +66,7 @@ def reference_identity(policy: str, examples: Sequence[Example], options: Mappin
             digest.update(np.array([len(sequence.tokens)], _INTEGER).tobytes())
             digest.update(np.asarray(sequence.tokens, _INTEGER).tobytes())
             digest.update(np.fromiter(map(bool, sequence.supervised), bool, len(sequence.tokens)).tobytes())
+            digest.update(canonical([placed.image.name for placed in sequence.images]))
     return digest.hexdigest()
 
 

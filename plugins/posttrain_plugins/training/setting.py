@@ -77,11 +77,13 @@ def deterministic(seed: int) -> Iterator[None]:
 @contextmanager
 def same_config(model: Any) -> Iterator[None]:
     """Put back what transformers' Trainer changes in the model's config, so that it is saved as it came."""
-    use_cache = model.config.use_cache
+    # Models that see have it in the config of their text model alone.
+    before = {name: value for name, value in vars(model.config).items() if name == "use_cache"}
     try:
         yield
     finally:
-        model.config.use_cache = use_cache
+        vars(model.config).pop("use_cache", None)
+        vars(model.config).update(before)
 
 
 def arguments(config: TrainingOptions, steps: int, directory: Path) -> transformers.TrainingArguments:

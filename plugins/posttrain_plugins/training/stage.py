@@ -17,16 +17,18 @@ from posttrain.contracts.component import Component
 from posttrain.contracts.loss import Need
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Level, Outcome, StageContext
-from posttrain.contracts.trainer import Example, Trainer
+from posttrain.contracts.trainer import Example, Supervise, Trainer
 from posttrain.errors import Interrupted, StageError
-from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.models.policy import Policy, open_policy, save_policy, usable_device
 from posttrain_plugins.training.adapters import Adapted, with_adapter
-from posttrain_plugins.training.assembly import assemble
-from posttrain_plugins.training.batches import DataOrder
+from posttrain_plugins.training.assembly import STEPS, assemble
+from posttrain_plugins.training.batches import DataOrder, fullness
 from posttrain_plugins.training.checkpoints import Checkpoints
+from posttrain_plugins.training.dataset import prepared_data
 from posttrain_plugins.training.evaluation import Best, Evaluation
-from posttrain_plugins.training.examples import Prepared, prepare
+from posttrain_plugins.training.examples import Prepared
+from posttrain_plugins.training.head import vocabulary_of
+from posttrain_plugins.training.invariants import Marks, StepZero
 from posttrain_plugins.training.loop import Loop
 from posttrain_plugins.training.options import EVALUATION, TrainingOptions
 from posttrain_plugins.training.reference import reference_identity, reference_log_probs
@@ -39,6 +41,9 @@ from posttrain_plugins.training.setting import (
 )
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.watch import Watch
+
+_PROMPTED = frozenset({"messages", "prompt_completion", "preference"})
+"""Formats whose rows begin with something that is not learned."""
 
 
 def train(context: StageContext, parallel: Parallel) -> Outcome:
@@ -54,7 +59,7 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
     loss = context.component(context.config.loss, Group.LOSS)
     with deterministic(config.seed), ExitStack() as stack:
         policy = _open(context)
-        prepared = _prepare(context, policy)
+        prepared = prepared_data(context, trainer, policy, "data")
         adapted = _adapted(config, policy)
         model = adapted.model
         stack.enter_context(same_config(model))
@@ -68,8 +73,9 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
     weights = session.loop.weights("after the last step", trainable=hasattr(model, "peft_config"))
     if parallel.rank == 0:
         _save(context, policy, adapted, weights)
-    summary = f"{said} over {len(prepared.examples)} rows, loss {figures['loss']:.4f}"
-    return Outcome(figures={**figures, **prepared.figures}, steps=session.loop.learned, summary=summary)
+    summary = f"{said} over {prepared.extent}, loss {figures['loss']:.4f}"
+    figures |= {**prepared.figures, "efficiency": session.fullness}
+    return Outcome(figures=figures, steps=session.loop.learned, summary=summary)
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,13 @@ class Session:
     context: StageContext
     loop: Loop
     steps: int
+
+    @property
+    def fullness(self) -> float:
+        """The share of the places in the micro-batches of the first steps that hold a token."""
+        examples, stepper = self.loop.examples, self.loop.stepper
+        steps = [[examples[position] for position in step] for step in self.loop.order.epoch(0)[:STEPS]]
+        return fullness(steps, stepper.layout, stepper.budget)
 
     def train(self) -> tuple[dict[str, float], str]:
         """Train from the newest checkpoint, if there is one, to the end; return final figures and a summary."""
@@ -103,22 +116,6 @@ def _trainer(context: StageContext) -> Trainer:
     return context.stage
 
 
-def _prepare(context: StageContext, policy: Policy, port: str = "data") -> Prepared:
-    config, data = context.config, context.input(port)
-    prepared = prepare(
-        _trainer(context),
-        read_rows(data),
-        policy.encoder,
-        data.facts.format,
-        max_length=config.max_length or policy.artifact.facts.context,
-        truncation=config.truncation,
-        weight_column=config.weight_column,
-    )
-    for text in prepared.notes:
-        _warn(context, text if port == "data" else f"port {port}: {text}")
-    return prepared
-
-
 def _session(
     context: StageContext,
     policy: Policy,
@@ -128,9 +125,11 @@ def _session(
     parallel: Parallel,
 ) -> Session:
     config: TrainingOptions = context.config
-    order = DataOrder(len(prepared.examples), config.batch_size, config.seed, config.shuffle)
+    order = DataOrder(len(prepared.examples), config.batch_size, config.seed, config.shuffle, prepared.packs)
     steps = _steps(config, order.steps_per_epoch)
     pad = policy.encoder.pad_id or 0
+    zero = _step_zero(context, policy, model)
+    zero.check_rows([prepared.examples[position] for position in order.visited(1)])
     stepper = assemble(context, model, loss, pad, prepared.examples, order, parallel)
     evaluation = _evaluation(context, policy, stepper)
     loop = Loop(
@@ -140,6 +139,7 @@ def _session(
         order,
         Checkpoints(context.work / "checkpoints", config.save_total_limit, partial(_warn, context)),
         config,
+        zero,
         evaluation=evaluation,
     )
     loop.add_callback(Watch(context, loop, steps))
@@ -156,11 +156,17 @@ def _session(
     return Session(context, loop, steps)
 
 
+def _step_zero(context: StageContext, policy: Policy, model: Any) -> StepZero:
+    trainer, format = _trainer(context), context.input("data").facts.format
+    prompts = format in _PROMPTED and trainer.supervise(context.config) is not Supervise.EVERYTHING
+    return StepZero(Marks.of(policy.encoder, vocabulary_of(model)), partial(_warn, context), prompts)
+
+
 def _evaluation(context: StageContext, policy: Policy, stepper: Stepper) -> Evaluation | None:
     """Prepare what is connected to the port `eval`, if something is."""
     if not context.inputs.get(EVALUATION):
         return None
-    config, prepared = context.config, _prepare(context, policy, EVALUATION)
+    config, prepared = context.config, prepared_data(context, _trainer(context), policy, EVALUATION)
     return Evaluation(stepper, prepared.examples, config.eval_steps, Best.of(config), prepared.figures)
 
 

@@ -38,10 +38,18 @@ def parts_of(model: Any) -> tuple[Any, nn.Module]:
         AttributeError, NotImplementedError: The model has none that it could name.
     """
     plain = unwrapped(model)
-    decoder, head = plain.get_decoder(), plain.get_output_embeddings()
+    decoder, head = _decoder(plain), plain.get_output_embeddings()
     if not isinstance(decoder, nn.Module) or not isinstance(head, nn.Module):
         raise AttributeError("the model names no decoder and head")
     return decoder, head
+
+
+def _decoder(plain: Any) -> Any:
+    """Return what makes hidden states of a model's inputs: where these may be pixels, all but the head."""
+    if not hasattr(getattr(plain, "config", None), "vision_config"):
+        return plain.get_decoder()
+    inner = plain.get_base_model() if hasattr(plain, "get_base_model") else plain
+    return inner.base_model
 
 
 @contextmanager

@@ -79,10 +79,25 @@ def attending(model: nn.Module, micro: MicroBatch, *, trees: bool) -> Iterator[N
         yield
         return
     token = _current.set(plan(micro.segments, micro.tokens.device))
+    hooks = [] if micro.pixels is None else _beside(model)
     try:
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         _current.reset(token)
+
+
+def _beside(model: nn.Module) -> list[Any]:
+    """Keep the plan from what looks at images: it sees each of them whole, and no row of tokens."""
+    outer, *inner = parts(model)
+    seeing = getattr(outer.config, "vision_config", None)
+    before: list[Any] = []
+    hooks: list[Any] = []
+    for module in (each for each in inner if each.config is seeing):
+        hooks.append(module.register_forward_pre_hook(lambda *_: before.append(_current.set(None))))
+        hooks.append(module.register_forward_hook(lambda *_: _current.reset(before.pop())))
+    return hooks
 
 
 def parts(model: nn.Module) -> list[PreTrainedModel]:
@@ -172,8 +187,15 @@ def _attention(
     """
 
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **given: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **given: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        mask = attention_mask
         if not isinstance(mask, Pattern):
             if _current.get() is not None:
                 raise refused(f"{type(module).__name__} makes its own mask")

@@ -118,15 +118,19 @@ def why_not(model: nn.Module, layout: Layout, probe: Sequence[Example], toleranc
 
 
 def _samples(probe: Sequence[Example]) -> list[Example]:
-    """Take a short piece of every sequence, around the place where its example's sequences part.
+    """Take a short piece of every sequence, around the place where its example's sequences part; all of it with images.
 
     Every token of it is supervised, and there are at least two examples, so that a mixture would show.
     """
     samples = []
     for example in probe:
         start = max(0, example.prefix - PROBE)
-        cuts = [sequence.tokens[start : start + 2 * PROBE] for sequence in example.sequences]
-        sequences = tuple(TokenSequence(cut, [True] * len(cut), "probe") for cut in cuts)
+        seeing = any(sequence.images for sequence in example.sequences)
+        kept = slice(None) if seeing else slice(start, start + 2 * PROBE)
+        cuts = [(sequence.tokens[kept], sequence.images) for sequence in example.sequences]
+        sequences = tuple(
+            TokenSequence(cut, [True] * len(cut), "probe", images=images) for cut, images in cuts
+        )
         samples.append(replace(example, sequences=sequences))
     return samples if len(samples) > 1 else samples * 2
 

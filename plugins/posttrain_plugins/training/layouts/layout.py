@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from posttrain.contracts.trainer import Example
 from posttrain_plugins.training.layouts.blocks import Integers
 from posttrain_plugins.training.microbatch import MicroBatch, Segments
+from posttrain_plugins.training.pixels import seen
 
 STEP = 64
 """Rows without padding are filled up to a multiple of this many tokens, from `STEP_FROM` tokens on: the kernels of
@@ -76,6 +77,11 @@ def filled(tokens: int) -> int:
     return tokens if tokens < STEP_FROM else -(-tokens // STEP) * STEP
 
 
+def fillable(tokens: int) -> int:
+    """Return how many tokens a row without padding has at most, when it is not to be longer than this."""
+    return max(tokens // STEP * STEP, min(tokens, STEP_FROM - 1))
+
+
 class Layout(ABC):
     """One way to lay sequences out in rows. Stateless."""
 
@@ -88,6 +94,14 @@ class Layout(ABC):
     @abstractmethod
     def _size(self, examples: Sequence[Example]) -> int:
         """Return the size of the rows of at least one example."""
+
+    def load(self, example: Example) -> int | None:
+        """Return the tokens that an example adds whatever else is there; None where that depends on the others."""
+        return None
+
+    def room(self, tokens: int) -> int:
+        """Return how many of these fit where `arrange` may make so many tokens."""
+        return fillable(tokens)
 
     def size(self, examples: Sequence[Example]) -> int:
         """Return how many tokens `arrange` would make of some examples, padding included."""
@@ -134,4 +148,14 @@ class Layout(ABC):
             lengths=tensor(np.bincount(sequence, minlength=len(flat.lengths))),
             weight=tensor(np.array([example.weight for example in examples], np.float32)),
             segments=placing.segments,
+            pixels=_pixels(examples, placing, device),
         )
+
+
+def _pixels(
+    examples: Sequence[Example], placing: Placing, device: torch.device | str
+) -> dict[str, torch.Tensor] | None:
+    if not any(sequence.images for example in examples for sequence in example.sequences):
+        return None
+    sequences = [sequence for example in examples for sequence in example.sequences]
+    return seen(sequences, placing.place, placing.shape, placing.segments is not None, device)

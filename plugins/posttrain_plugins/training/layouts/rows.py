@@ -49,8 +49,12 @@ class Packed(Layout):
         segments = Segments(start, lengths, [-1] * len(lengths))
         return Placing((1, filled(total)), np.arange(total), segments)
 
+    def load(self, example: Example) -> int:
+        """All its tokens."""
+        return example.size
+
     def _size(self, examples: Sequence[Example]) -> int:
-        return filled(sum(each.size for each in examples))
+        return filled(sum(map(self.load, examples)))
 
     def attending(self, model: Any, micro: MicroBatch) -> AbstractContextManager[None]:
         """Keep sequences apart."""
@@ -88,9 +92,12 @@ class SharedPrefix(Layout):
         segments += [(end, rest, -1) for rest in _rest(end)]
         return Placing((1, filled(end)), place, Segments(*zip(*segments, strict=True)))
 
+    def load(self, example: Example) -> int:
+        """Its tokens, those that its sequences share once."""
+        return example.size - example.prefix * (len(example.sequences) - 1)
+
     def _size(self, examples: Sequence[Example]) -> int:
-        shared = sum(each.prefix * (len(each.sequences) - 1) for each in examples)
-        return filled(sum(each.size for each in examples) - shared)
+        return filled(sum(map(self.load, examples)))
 
     def attending(self, model: Any, micro: MicroBatch) -> AbstractContextManager[None]:
         """Keep sequences apart, and let each see its prefix."""

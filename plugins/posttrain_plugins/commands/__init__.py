@@ -1,0 +1,1 @@
+"""The verbs under `posttrain data`: each is imported when it is called."""

@@ -1,0 +1,64 @@
+"""Preferences: two completions of a prompt, or one that is good or bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from posttrain.contracts.format import Column, Format, Row
+from posttrain.contracts.passage import Passage
+from posttrain_plugins.data.formats import conversions, values
+from posttrain_plugins.data.formats.passages import OPTIONAL, extras_problem, passage_of
+from posttrain_plugins.data.formats.schema import begins_with_prompt
+
+SIDES = ("chosen", "rejected")
+
+
+class Preference(Format):
+    """A prompt with a better and a worse completion."""
+
+    columns = ("prompt", *SIDES)
+    optional = OPTIONAL
+    conversions = {
+        "unpaired_preference": conversions.both_sides,
+        "prompt_completion": conversions.chosen_alone,
+        "messages": conversions.chosen_joined,
+        "prompt": conversions.prompt_alone,
+    }
+
+    def fits(self, schema: Mapping[str, Column]) -> bool:
+        """The three columns, where both sides begin with the answer."""
+        return super().fits(schema) and not any(begins_with_prompt(schema, side) for side in SIDES)
+
+    def problem(self, row: Row) -> str | None:
+        """Refuse an empty side, one that repeats the prompt, and sides of different kinds."""
+        judges = {"prompt": values.turns, "chosen": values.answer, "rejected": values.answer}
+        return values.first_problem(row, judges) or extras_problem(row)
+
+    def passages(self, row: Row) -> Sequence[Passage]:
+        """The better answer, then the worse one."""
+        return tuple(passage_of(row, side, row["prompt"], row[side]) for side in SIDES)
+
+
+class UnpairedPreference(Format):
+    """A prompt with a completion that is good (`label: true`) or bad."""
+
+    columns = ("prompt", "completion", "label")
+    optional = OPTIONAL
+    conversions = {
+        "prompt_completion": conversions.good_alone,
+        "messages": conversions.good_joined,
+        "prompt": conversions.prompt_alone,
+    }
+
+    def fits(self, schema: Mapping[str, Column]) -> bool:
+        """A `label` of true and false; one of anything else is a column that travels along."""
+        return super().fits(schema) and "boolean" in (schema["label"].types or {"boolean": 1})
+
+    def problem(self, row: Row) -> str | None:
+        """Refuse an empty side and a label that is neither true nor false."""
+        judges = {"prompt": values.turns, "completion": values.answer, "label": values.truth}
+        return values.first_problem(row, judges) or extras_problem(row)
+
+    def passages(self, row: Row) -> Sequence[Passage]:
+        """The pair; the label is the trainer's business."""
+        return (passage_of(row, "completion", row["prompt"], row["completion"]),)

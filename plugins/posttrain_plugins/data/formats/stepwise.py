@@ -1,0 +1,75 @@
+"""Stepwise supervision: an answer in steps, each of them judged.
+
+Lightman et al., "Let's Verify Step by Step", arXiv 2305.20050.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain.contracts.format import Format, Row
+from posttrain.contracts.passage import Passage
+from posttrain_plugins.data.formats import conversions, values
+from posttrain_plugins.data.formats.passages import OPTIONAL, extras_problem, passage_of
+
+
+class Stepwise(Format):
+    """A prompt with the steps of an answer and a label for each: true or false, or a probability that it is right.
+
+    The steps are strings, or lists of messages each beginning with an assistant turn.
+    """
+
+    columns = ("prompt", "completions", "labels")
+    optional = OPTIONAL
+    conversions = {
+        "unpaired_preference": conversions.steps_together,
+        "prompt_completion": conversions.right_steps,
+        "prompt": conversions.prompt_alone,
+    }
+
+    def problem(self, row: Row) -> str | None:
+        """Refuse steps without labels, labels without steps, and labels that are no probability."""
+        judges = {"prompt": values.turns, "completions": _steps, "labels": _labels}
+        problem = values.first_problem(row, judges)
+        if problem:
+            return problem
+        steps, labels = len(row["completions"]), len(row["labels"])
+        if steps != labels:
+            return f"`labels` has {labels} entries for {steps} `completions`"
+        return extras_problem(row)
+
+    def passages(self, row: Row) -> Sequence[Passage]:
+        """The prompt with all steps; where each ends is the trainer's business."""
+        return (
+            passage_of(
+                row, "completion", row["prompt"], conversions.whole(row["prompt"], row["completions"])
+            ),
+        )
+
+
+def _steps(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return f"is {values.type_name(value) or 'null'}, not a list of steps"
+    if not value:
+        return "is an empty list"
+    for number, step in enumerate(value, 1):
+        problem = values.answer(step)
+        if problem:
+            return f"step {number} {problem}"
+        if isinstance(step, str) != isinstance(value[0], str):
+            return f"step {number} is a {values.type_name(step)}, but step 1 a {values.type_name(value[0])}"
+    return None
+
+
+def _labels(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return f"is {values.type_name(value) or 'null'}, not a list of labels"
+    for number, label in enumerate(value, 1):
+        if isinstance(label, bool):
+            continue
+        if not isinstance(label, int | float):
+            return f"entry {number} is {values.type_name(label) or 'null'}, not true, false or a probability"
+        if not 0 <= label <= 1:
+            return f"entry {number} is {label}; a probability is from 0 to 1"
+    return None

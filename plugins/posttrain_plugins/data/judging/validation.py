@@ -1,0 +1,233 @@
+"""Everything that is wrong or odd with the rows of a dataset, counted, with the first examples of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.contracts.format import Format, Row
+from posttrain.contracts.stage import Level
+from posttrain.errors import DataError
+from posttrain_plugins.data.formats import Schema, format_of, infer_format
+from posttrain_plugins.data.judging.checks import Check
+from posttrain_plugins.data.judging.cleaning import conflict, without_null_keys
+from posttrain_plugins.data.problems import RowsRefused
+from posttrain_plugins.data.reading.files import DataFile, open_file
+from posttrain_plugins.data.rows import encode_row
+from posttrain_plugins.data.similarity.repeats import Repeats
+
+Judge = Callable[[Row, str], str | None]
+"""Says what is wrong with a row at a place, or returns None."""
+
+EXAMPLES = 5
+_RARE = 0.1
+_FEW = 10
+_REPEATS: Mapping[str, str] = {
+    "repeated_rows": "rows that equal an earlier one",
+    "contradicting_pairs": "pairs that stand in the other order elsewhere",
+    "constant_sides": "pairs with the one text that nearly all have on that side",
+}
+
+
+@dataclass
+class Problem:
+    """One kind of problem.
+
+    Args:
+        code: Its name.
+        title: What is wrong.
+        level: How much that matters.
+        fix: What to do about it.
+        count: In how many rows.
+        examples: The first of them, as (place, what is there).
+    """
+
+    code: str
+    title: str
+    level: Level
+    fix: str | None = None
+    count: int = 0
+    examples: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, place: str, found: str) -> None:
+        """Count a row."""
+        self.count += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append((place, found))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for `report.json`."""
+        examples = [{"place": place, "found": found} for place, found in self.examples]
+        return {
+            "code": self.code,
+            "title": self.title,
+            "level": self.level.value,
+            "fix": self.fix,
+            "count": self.count,
+            "examples": examples,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found.
+
+    Args:
+        format: The format of the rows.
+        rows: How many were looked at.
+        problems: The kinds of problems, errors first and the most frequent before others.
+    """
+
+    format: str
+    rows: int
+    problems: tuple[Problem, ...]
+
+    def count(self, level: Level) -> int:
+        """Return how many kinds of problems have a level."""
+        return sum(problem.level is level for problem in self.problems)
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures by name."""
+        counts = {f"found.{problem.code}": float(problem.count) for problem in self.problems}
+        return {"rows": float(self.rows), "errors": float(self.count(Level.ERROR)), **counts}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for `report.json`."""
+        problems = [problem.as_dict() for problem in self.problems]
+        return {"format": self.format, "rows": self.rows, "problems": problems}
+
+    def summary(self) -> str:
+        """Return one line for people."""
+        if not self.problems:
+            return f"{self.rows} `{self.format}` rows, nothing wrong"
+        counts = [(self.count(level), level.value) for level in Level]
+        told = ", ".join(f"{count} kind{'s' * (count > 1)} of {name}" for count, name in counts if count)
+        return f"{self.rows} `{self.format}` rows: {told}"
+
+
+def inspect(
+    entries: Iterable[tuple[str, Row]],
+    format: Format,
+    name: str,
+    checks: Mapping[str, Check],
+    judge: Judge | None = None,
+    found: Sequence[Problem] = (),
+) -> Report:
+    """Look at every row.
+
+    Args:
+        entries: Rows with their places.
+        format: Their format; those of a format that is not canonical are looked at as what they become.
+        name: Its name.
+        checks: What to look for in rows that suit it.
+        judge: Says what is wrong with a row; the format does when left out.
+        found: What is found while rows are read, such as lines that are none.
+    """
+    unsuited = Problem("unsuited", "rows that do not suit the format", Level.ERROR, "mend or drop them")
+    odd = {code: Problem(code, check.title, check.level, check.fix) for code, check in checks.items()}
+    canonical = format if format.becomes is None else format_of(format.becomes)
+    whole = _Whole(format.becomes or name, canonical.columns)
+    rows = 0
+    for rows, (place, row) in enumerate(entries, 1):  # noqa: B007 - the count is used
+        problem = judge(row, place) if judge else format.problem(row)
+        if problem:
+            unsuited.add(place, problem)
+            continue
+        for made in format.rows(row):
+            whole.add(made)
+            passages = canonical.passages(made)
+            for code, check in checks.items():
+                seen = check.find(made, passages)
+                if seen:
+                    odd[code].add(place, seen)
+    kinds = [*found, unsuited, *odd.values(), *whole.problems()]
+    order = list(Level)
+    kinds.sort(key=lambda each: (order.index(each.level), -each.count, each.code))
+    return Report(format.becomes or name, rows, tuple(each for each in kinds if each.count))
+
+
+def inspect_file(path: Path, name: str | None, checks: Mapping[str, Check]) -> Report:
+    """Look at every row of a file, and at every line that is none.
+
+    Args:
+        path: The file.
+        name: The format of its rows; None recognises it.
+        checks: What to look for.
+
+    Raises:
+        DataError: There is no such file, or its kind or the format is unknown.
+    """
+    file = open_file(path)
+    unread = Problem("unreadable", "rows that cannot be read", Level.ERROR, "mend the file")
+    schema = Schema()
+    for place, row in _readable(file, None):
+        schema.add(row, place)
+    try:
+        format = format_of(name or infer_format(schema.columns, file.source, schema.told()))
+    except DataError as error:
+        list(_readable(file, unread))
+        unknown = Problem("format", "no format fits", Level.ERROR, error.fix)
+        unknown.add(file.source, error.message + (f" ({error.found})" if error.found else ""))
+        return Report("unknown", schema.rows, tuple(each for each in (unread, unknown) if each.count))
+    found = name or infer_format(schema.columns, file.source)
+    types: dict[str, tuple[str, str]] = {}
+
+    def judge(row: Row, place: str) -> str | None:
+        return format.problem(row) or conflict(dict(row), place, types) or _unwritable(row, place)
+
+    rows = _readable(file, unread)
+    if file.merged:
+        rows = ((place, without_null_keys(row, format)) for place, row in rows)
+    return inspect(rows, format, found, checks, judge, (unread,))
+
+
+def _readable(file: DataFile, unread: Problem | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what can be read of a file, and note what cannot."""
+    try:
+        yield from file.entries()
+    except DataError as error:
+        if unread is None:
+            return
+        shown = error.shown if isinstance(error, RowsRefused) else (str(error).replace("\n ", ";"),)
+        unread.count += error.count if isinstance(error, RowsRefused) else 1
+        unread.examples.extend(_divided(each) for each in shown)
+
+
+def _divided(text: str) -> tuple[str, str]:
+    place, _, found = text.partition(": ")
+    return place, found
+
+
+def _unwritable(row: Row, place: str) -> str | None:
+    try:
+        encode_row(row, place)
+    except DataError as error:
+        return error.message
+    return None
+
+
+class _Whole:
+    """What only all rows together show."""
+
+    def __init__(self, format: str, columns: tuple[str, ...]) -> None:
+        self._repeats = Repeats(format, columns)
+        self._labels: Counter[bool] = Counter()
+        self._labelled = format == "unpaired_preference"
+
+    def add(self, row: Row) -> None:
+        self._repeats.add(row)
+        if self._labelled:
+            self._labels[row["label"]] += 1
+
+    def problems(self) -> Iterator[Problem]:
+        for code, count in self._repeats.counts().items():
+            fix = "`data.dedup` drops repeated rows" if code == "repeated_rows" else None
+            yield Problem(code.replace("_", "-"), _REPEATS.get(code, code), Level.WARNING, fix, count)
+        total = self._labels.total()
+        rare = min(self._labels[True], self._labels[False])
+        if total >= _FEW and rare < _RARE * total:
+            title = f"good and bad completions are {self._labels[True]} to {self._labels[False]}"
+            yield Problem("unbalanced-labels", title, Level.WARNING, "weight them in the loss", max(rare, 1))

@@ -1,0 +1,1 @@
+"""What rows have in common: shingles, near duplicates, overlap with evaluation rows."""

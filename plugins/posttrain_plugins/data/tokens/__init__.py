@@ -1,0 +1,1 @@
+"""Datasets of tokens: made, kept in Arrow files, packed."""

@@ -1,0 +1,72 @@
+"""Whose view of the rows: the trainer, and how it prepares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posttrain.contracts.format import Format
+from posttrain.contracts.registration import Group
+from posttrain.contracts.trainer import Trainer
+from posttrain.errors import SpecError
+from posttrain.registry.discovery import discover
+from posttrain_plugins.data.formats import BUILT_IN, format_of
+from posttrain_plugins.inspection.models import Model
+from posttrain_plugins.training.examples import Preparation
+
+_COMMON = ("train.sft", "train.dpo")
+"""Asked first where several trainers take a format."""
+
+
+def takes(format: str, name: str | None) -> tuple[str, Trainer | None]:
+    """Return the trainer of a name, or the first one that takes a format; None where no trainer does.
+
+    Raises:
+        PluginError: There is no such trainer.
+        SpecError: It does not take the format.
+    """
+    catalogue = discover()
+    names = catalogue.names(Group.TRAINER)
+    if name is not None:
+        catalogue.entry(Group.TRAINER, name)
+    for each in [name] if name is not None else sorted(names, key=lambda each: each not in _COMMON):
+        trainer = catalogue.stage(each)
+        if isinstance(trainer, Trainer) and format in trainer.formats:
+            return each, trainer
+        if name is not None:
+            formats = ", ".join(sorted(getattr(trainer, "formats", ())))
+            raise SpecError(f"{name} takes no rows of format `{format}`", where="--trainer", expected=formats)
+    return "no trainer", None
+
+
+def form_of(name: str) -> Format:
+    """Return a format by name, built in or another plugin's."""
+    if name in BUILT_IN:
+        return format_of(name)
+    form: Format = discover().make(Group.FORMAT, name)
+    return form
+
+
+def preparation(
+    trainer: Trainer | None, config: Any, format: Format, model: Model, directory: Path | None
+) -> Preparation:
+    """Return how rows become examples, as a trainer's own stage does it.
+
+    Args:
+        trainer: The trainer; None for rows that none takes, such as prompts.
+        config: Its options.
+        format: The rows' format.
+        model: The model.
+        directory: Where the rows' images are.
+    """
+    if trainer is None:
+        return Preparation(format.passages, model.encoder, directory=directory)
+    return Preparation(
+        lambda row: trainer.passages(row, format),
+        model.encoder,
+        config.max_length or model.context,
+        config.truncation,
+        config.weight_column,
+        trainer.supervise(config),
+        directory,
+    )

@@ -1,0 +1,136 @@
+"""What became of the rows of a dataset: which were left out, shortened or changed, and which these were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.contracts.stage import Level
+from posttrain.contracts.trainer import Example
+
+NAMED = 5
+"""How many of the rows with something in common are named."""
+TOLD = 10
+"""Of how many sorts of remarks the rows are told."""
+MUCH = 0.01
+"""Truncation of more than this share of all rows is a warning."""
+
+
+@dataclass
+class Groups:
+    """Rows by what is said of them; the first of each are named."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    first: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, index: int, text: str) -> None:
+        """Count a row, given by its index."""
+        self.counts[text] += 1
+        named = self.first.setdefault(text, [])
+        if len(named) < NAMED:
+            named.append(index + 1)
+
+    def take(self, other: Groups) -> None:
+        """Count what another part of the dataset counted; its rows come later."""
+        self.counts.update(other.counts)
+        for text, rows in other.first.items():
+            self.first[text] = [*self.first.get(text, []), *rows][:NAMED]
+
+    def rows(self, text: str) -> str:
+        """Name the first rows of a group, from 1."""
+        more = ", …" if self.counts[text] > len(self.first[text]) else ""
+        return f"row{'s' if self.counts[text] > 1 else ''} {', '.join(map(str, self.first[text]))}{more}"
+
+
+@dataclass
+class Account:
+    """What became of rows.
+
+    Args:
+        rows: How many there were.
+        kept: How many of them can be trained on.
+        left_out: Those that cannot, by reason.
+        remarks: Those of which the chat template does not show everything as it is, by what happens.
+        truncated: Rows that were shortened.
+        lost: Tokens that truncation took from the rows that stayed.
+        straddling: Rows that stayed in which a token reaches from the prompt into the answer.
+        tokens: Tokens of the rows that stayed.
+        supervised: Of these, those that are learned.
+    """
+
+    rows: int = 0
+    kept: int = 0
+    left_out: Groups = field(default_factory=Groups)
+    remarks: Groups = field(default_factory=Groups)
+    truncated: int = 0
+    lost: int = 0
+    straddling: int = 0
+    tokens: int = 0
+    supervised: int = 0
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Rows left out, by reason."""
+        return self.left_out.counts
+
+    def keep(self, example: Example, whole: Example) -> None:
+        """Count a row that stays, `whole` before it was shortened."""
+        self.kept += 1
+        if example is not whole:
+            self.truncated += 1
+            self.lost += whole.size - example.size
+        self.straddling += any(sequence.straddling for sequence in example.sequences)
+        self.tokens += example.size
+        self.supervised += example.predicted
+
+    def remark(self, index: int, notes: Sequence[Any]) -> None:
+        """Count what a reading says about a row; each sort of note once."""
+        for note in {note.code: note for note in notes}.values():
+            self.remarks.add(index, note.message)
+
+    def take(self, other: Account) -> None:
+        """Count what another part of the dataset came to."""
+        self.left_out.take(other.left_out)
+        self.remarks.take(other.remarks)
+        for name in ("rows", "kept", "truncated", "lost", "straddling", "tokens", "supervised"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def reasons(self) -> list[str]:
+        """How many rows were left out, for which reason and which came first, by frequency."""
+        return [
+            f"{count} row(s) dropped: {reason} ({self.left_out.rows(reason)})"
+            for reason, count in self.dropped.most_common()
+        ]
+
+    @property
+    def notes(self) -> list[tuple[Level, str]]:
+        """What there is to tell about the rows, and how much it matters."""
+        notes = [(Level.WARNING, reason) for reason in self.reasons]
+        if self.truncated:
+            share = self.truncated / self.rows
+            text = f"{self.truncated} row(s) ({share:.2%}) shortened to the longest length, {self.lost} tokens lost"
+            notes.append((Level.WARNING if share > MUCH else Level.NOTE, text))
+        if self.straddling:
+            text = (
+                f"{self.straddling} row(s) have a token that begins in the prompt and ends in the answer; "
+                "such tokens are not learned"
+            )
+            notes.append((Level.WARNING, text))
+        remarks = self.remarks.counts.most_common()
+        for text, count in remarks[:TOLD]:
+            notes.append((Level.WARNING, f"{count} row(s): {text} ({self.remarks.rows(text)})"))
+        if len(remarks) > TOLD:
+            notes.append((Level.WARNING, f"{len(remarks) - TOLD} more remarks; see `posttrain data inspect`"))
+        return notes
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The counts as key figures."""
+        return {
+            "rows": float(self.kept),
+            "rows_dropped": float(self.dropped.total()),
+            "rows_truncated": float(self.truncated),
+        }

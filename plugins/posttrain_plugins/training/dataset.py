@@ -1,0 +1,69 @@
+"""The dataset of a port as examples: from rows, or from tokens that `data.tokenize` has made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from posttrain.artifacts.manifest import Artifact
+from posttrain.contracts.component import Choice
+from posttrain.contracts.format import Format
+from posttrain.contracts.registration import Group
+from posttrain.contracts.stage import StageContext
+from posttrain.contracts.trainer import Trainer
+from posttrain.errors import DataError
+from posttrain_plugins.data.formats import BUILT_IN, format_of
+from posttrain_plugins.data.rows import stream_rows
+from posttrain_plugins.data.tokens.token_rows import FORMATS, TokenRows
+from posttrain_plugins.training.examples import Prepared, prepare, prepare_tokens
+
+if TYPE_CHECKING:
+    from posttrain_plugins.models.policy import Policy
+
+
+def prepared_data(context: StageContext, trainer: Trainer, policy: Policy, port: str) -> Prepared:
+    """Return the examples of a port's dataset, and tell what became of its rows.
+
+    Raises:
+        DataError: No row can be trained on, or the tokens are those of another tokenizer.
+    """
+    data, config = context.input(port), context.config
+    limit = config.max_length or policy.artifact.facts.context
+    if data.facts.format in FORMATS:
+        prepared = prepare_tokens(
+            _tokens(data, policy), max_length=limit, truncation=config.truncation, bos=policy.encoder.bos_id
+        )
+    else:
+        prepared = prepare(
+            trainer,
+            stream_rows(data),
+            policy.encoder,
+            named_format(context, data.facts.format),
+            max_length=limit,
+            truncation=config.truncation,
+            weight_column=config.weight_column,
+            supervise=trainer.supervise(config),
+            directory=data.path,
+        )
+    for level, text in prepared.notes:
+        context.note(text if port == "data" else f"port {port}: {text}", level)
+    return prepared
+
+
+def named_format(context: StageContext, name: str) -> Format:
+    """Return the format of a dataset: a built-in one, or that of a plugin."""
+    if name in BUILT_IN:
+        return format_of(name)
+    found: Format = context.component(Choice(name=name), Group.FORMAT).plugin
+    return found
+
+
+def _tokens(data: Artifact, policy: Policy) -> TokenRows:
+    made, own = data.facts.tokens, policy.encoder.files.hash
+    if made is not None and made.tokenizer not in (None, own):
+        raise DataError(
+            "the dataset was tokenized with another tokenizer than the model's",
+            found=made.tokenizer,
+            expected=own,
+            fix="tokenize it again, with this model connected to `data.tokenize`",
+        )
+    return TokenRows(data.path)

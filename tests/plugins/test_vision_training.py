@@ -1,0 +1,247 @@
+"""Training on rows with images, through the stages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.contexts import FakeContext, catalogue, configured
+from helpers.models import as_artifact
+from helpers.training import dataset_artifact, train, weights
+from helpers.vision import FAMILIES, picture, write_model
+
+from posttrain.artifacts.manifest import Artifact
+from posttrain.contracts.passage import Passage
+from posttrain.errors import DataError
+from posttrain_plugins.data.images.gallery import Gallery
+from posttrain_plugins.data.images.image import Image
+from posttrain_plugins.evaluation.likelihood import completion_nll
+from posttrain_plugins.models.artifact import facts_of
+from posttrain_plugins.models.load import run as load_run
+from posttrain_plugins.models.policy import load_model, open_policy
+from posttrain_plugins.templates.vision import expansion_of
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+SIZES = [(40, 30), (60, 20), (20, 50), (28, 28)]
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return {"role": "user", "content": content}
+
+
+IMAGE = {"type": "image"}
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    """One image, two images, none."""
+    gallery = Gallery(directory)
+    names = [gallery.take(picture(*size, seed)) for seed, size in enumerate(SIZES)]
+    found = []
+    for index in range(8):
+        question, images = [
+            (user(IMAGE, "What is in this picture?"), names[index % 4 : index % 4 + 1]),
+            (user("Look at ", IMAGE, "and", IMAGE), [names[index % 4], names[(index + 1) % 4]]),
+            (user("What?"), []),
+        ][index % 3]
+        found.append({"prompt": [question], "images": images, "index": index})
+    return found
+
+
+def sft_rows(directory: Path) -> list[dict[str, Any]]:
+    answers = ("A cat", "two cats and a dog", "nothing else")
+    return [
+        {**row, "completion": [{"role": "assistant", "content": answers[row["index"] % 3]}]}
+        for row in rows(directory)
+    ]
+
+
+def dpo_rows(directory: Path) -> list[dict[str, Any]]:
+    chosen, rejected = {"role": "assistant", "content": "A cat"}, {"role": "assistant", "content": "two dogs"}
+    return [{**row, "chosen": [chosen], "rejected": [rejected]} for row in rows(directory)]
+
+
+def context(
+    root: Path, uses: str, model: Artifact, given: Sequence[Mapping[str, Any]], format: str, **options: Any
+) -> FakeContext:
+    data = dataset_artifact(root / "data", given, format)
+    stage = catalogue().stage(uses)
+    config = configured(stage, **{"logging_steps": 1, "learning_rate": 1e-2, "batch_size": 4, **options})
+    return FakeContext(root, stage, config, {"model": [model], "data": [data]})
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    directory = write_model(tmp_path_factory.mktemp(request.param), request.param)
+    return as_artifact(directory, facts_of(directory))
+
+
+def test_sft_moves_the_weights_and_saves_a_whole_model(model: Artifact, tmp_path: Path) -> None:
+    given = context(
+        tmp_path, "train.sft", model, sft_rows(tmp_path / "data"), "prompt_completion", max_steps=4
+    )
+    outcome = train(given)
+    assert outcome.steps == 4
+    assert len(given.losses) == 4 and given.losses[-1] < given.losses[0]
+    before, after = weights(model.path), weights(given.output("model"))
+    assert before.keys() == after.keys()
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert any("vision" in name or "visual" in name for name in moved), "the tower learns too"
+    assert any("embed_tokens" in name for name in moved)
+    for name in PROCESSOR_FILES:
+        assert (given.output("model") / name).read_bytes() == (model.path / name).read_bytes()
+    opened = open_policy(given.result("model"), given)
+    assert type(opened.model) is type(load_model(model.path, "float32"))
+    assert expansion_of(given.output("model")) is not None
+
+
+CUTS: Sequence[Mapping[str, Any]] = (
+    {"micro_batch_tokens": 1, "layout": "padded"},
+    {"micro_batch_tokens": 4096, "layout": "padded"},
+    {"micro_batch_tokens": 4096, "layout": "packed"},
+    {"micro_batch_tokens": 4096, "layout": "packed", "gradient_checkpointing": True},
+)
+
+
+def test_every_cut_is_the_same_step(model: Artifact, tmp_path: Path) -> None:
+    """Micro-batches of one row with an image, or of texts alone, give the gradient that the whole step gives."""
+    before, trained = weights(model.path), []
+    for number, options in enumerate(CUTS):
+        root = tmp_path / str(number)
+        rows = sft_rows(root / "data")
+        step = {"max_steps": 1, "batch_size": 8, "optim": "sgd", "learning_rate": 1.0}
+        given = context(root, "train.sft", model, rows, "prompt_completion", **step, **options)
+        train(given)
+        trained.append(weights(given.output("model")))
+    first, *others = trained
+    tower = [name for name in first if "vision" in name or "visual" in name]
+    assert max(float((first[name] - before[name]).abs().max()) for name in tower) > 1e-3
+    for other in others:
+        for name, tensor in first.items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_dpo(model: Artifact, tmp_path: Path) -> None:
+    """The policy is its own reference before step 1, images included: ln 2, or the stage would refuse."""
+    given = context(
+        tmp_path, "train.dpo", model, dpo_rows(tmp_path / "data"), "preference", max_steps=3, batch_size=8
+    )
+    train(given)
+    assert given.losses[0] == pytest.approx(0.6931, abs=1e-3)
+    assert given.losses[-1] < given.losses[0]
+
+
+def test_lora(model: Artifact, tmp_path: Path) -> None:
+    given = context(
+        tmp_path,
+        "train.sft",
+        model,
+        sft_rows(tmp_path / "data"),
+        "prompt_completion",
+        max_steps=2,
+        lora={"r": 2},
+    )
+    train(given)
+    for name in PROCESSOR_FILES:
+        assert (given.output("model") / name).is_file()
+    given.known[model.digest] = model
+    opened = open_policy(given.result("model"), given)
+    assert opened.base is not None and opened.encoder.expansion is not None
+
+
+def test_images_for_a_model_without_eyes(tmp_path: Path) -> None:
+    from helpers.training import model_artifact
+
+    blind = model_artifact(tmp_path / "model")
+    given = context(
+        tmp_path, "train.sft", blind, sft_rows(tmp_path / "data"), "prompt_completion", max_steps=1
+    )
+    with pytest.raises(DataError, match="row 1: the row has images, but the model takes none"):
+        train(given)
+
+
+def test_a_placeholder_in_a_message_is_text(tmp_path: Path) -> None:
+    """In a row without images it would take the features of another row's image."""
+    directory = write_model(tmp_path / "model", "llava")
+    model = as_artifact(directory, facts_of(directory))
+    rows = sft_rows(tmp_path / "data")
+    rows[2]["prompt"] = [user("What is <image>?")]
+    given = context(tmp_path, "train.sft", model, rows, "prompt_completion", max_steps=1)
+    train(given)
+    assert any("'<image>'" in note for note in given.notes), given.notes
+
+
+def test_a_placeholder_in_a_string(tmp_path: Path) -> None:
+    """Strings say where their images are by it, so there must be as many."""
+    directory = write_model(tmp_path / "model", "llava")
+    model = as_artifact(directory, facts_of(directory))
+    name = Gallery(tmp_path / "data").take(picture(30, 30))
+    rows = [{"prompt": "USER: <image>?", "completion": "A cat", "images": [name]}] * 4
+    train(context(tmp_path, "train.sft", model, rows, "prompt_completion", max_steps=1))
+    rows = [*rows, {"prompt": "USER: <image>?", "completion": "A cat"}]
+    given = context(tmp_path / "other", "train.sft", model, rows, "prompt_completion", max_steps=1)
+    shutil.copytree(tmp_path / "data" / "images", given.input("data").path / "images")
+    with pytest.raises(DataError, match=r"row 5\b.*not as many places for images"):
+        train(given)
+
+
+def test_rows_whose_images_would_be_cut_are_left_out(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", "llava")
+    model = as_artifact(directory, facts_of(directory))
+    given = context(
+        tmp_path,
+        "train.sft",
+        model,
+        sft_rows(tmp_path / "data"),
+        "prompt_completion",
+        max_steps=1,
+        max_length=20,
+    )
+    train(given)
+    assert any("cut an image" in note for note in given.notes), given.notes
+
+
+def test_a_model_is_loaded_with_its_processor(tmp_path: Path) -> None:
+    """Also where its weights are written anew, in another precision."""
+    write_model(tmp_path / "source", "smolvlm")
+    stage = catalogue().stage("model.load")
+    for name, options in {"as-it-is": {}, "narrowed": {"dtype": "bfloat16"}}.items():
+        given = FakeContext(tmp_path / name, stage, configured(stage, path="../source", **options), {})
+        load_run(given)
+        loaded = given.result("model")
+        for file in PROCESSOR_FILES:
+            assert (loaded.path / file).read_bytes() == (tmp_path / "source" / file).read_bytes()
+        assert type(open_policy(loaded, given).model).__name__ == "SmolVLMForConditionalGeneration"
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_evaluations_refuse_images(family: str, tmp_path: Path) -> None:
+    """Rather than read a placeholder as a word."""
+    directory = write_model(tmp_path / "model", family)
+    model = as_artifact(directory, facts_of(directory))
+    policy = open_policy(model, FakeContext(tmp_path, None, None, {"model": [model]}))
+    encoder, prompt = policy.encoder, [user(IMAGE, "What?")]
+    for encode in (lambda: encoder.encode_prompt(prompt), lambda: encoder.encode_pair(prompt, "A cat")):
+        with pytest.raises(DataError, match="only trainers are given the images"):
+            encode()
+
+
+def test_likelihood_of_rows_with_images(tmp_path: Path) -> None:
+    """Where sequences come with their images they are scored as in training."""
+    directory = write_model(tmp_path / "model", "llava")
+    model = as_artifact(directory, facts_of(directory))
+    policy = open_policy(model, FakeContext(tmp_path, None, None, {"model": [model]}))
+    images = [Image.of(Gallery(tmp_path).take(picture(*SIZES[seed], seed)), tmp_path) for seed in (0, 1)]
+    passages = [
+        Passage(
+            "completion", [user(IMAGE, "What?")], [{"role": "assistant", "content": "A cat"}], images=[image]
+        )
+        for image in images
+    ]
+    first, second = completion_nll(policy, policy.encoder.encode(passages), batch_tokens=512)
+    (alone,) = completion_nll(policy, policy.encoder.encode(passages[1:]), batch_tokens=512)
+    assert second[0] == pytest.approx(alone[0], abs=1e-4) and abs(first[0] - second[0]) > 0.01
