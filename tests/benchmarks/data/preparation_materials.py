@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.artifacts.kinds import DatasetFacts
 from posttrain_plugins.data.rows import write_rows
-from posttrain_plugins.models.gguf import _write_tokenizer
+from posttrain_plugins.models.gguf import write_tokenizer
 from posttrain_plugins.models.packages import gguf_of
 
 SEED = 7
@@ -49,7 +49,7 @@ def conversations(count: int) -> Iterator[dict[str, Any]]:
 def model_directory(directory: Path) -> Path:
     """Write the tokenizer of SmolLM2 with the template, and the configuration of a tiny model."""
     directory.mkdir(parents=True)
-    _write_tokenizer(gguf_of(PACKAGE), directory)
+    write_tokenizer(gguf_of(PACKAGE), directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     path = directory / "tokenizer_config.json"
     config = json.loads(path.read_text())
