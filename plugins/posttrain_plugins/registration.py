@@ -225,6 +225,7 @@ def posttrain_rules() -> list[Registration]:
         ),
         ("template-unopened", "The generation prompt does not open an answer", "templates:TemplateUnopened"),
         ("template-dated", "The chat template prints the date", "templates:TemplateDated"),
+        ("calls-unshown", "Tool calls that the chat template does not show", "templates:CallsUnshown"),
         ("end-missing", "No end-of-sequence token", "special_tokens:EndMissing"),
         ("token-out-of-range", "A special token out of range", "special_tokens:TokenOutOfRange"),
         (

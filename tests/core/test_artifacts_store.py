@@ -71,6 +71,7 @@ def test_a_committed_artifact_by_hand(store: Store) -> None:
         "rows": 1,
         "policy": None,
         "conversational": None,
+        "calls": None,
         "longest": None,
         "flaws": None,
         "tokens": None,

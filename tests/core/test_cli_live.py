@@ -13,6 +13,7 @@ from posttrain.cli import live, output, reportview
 from posttrain.cli.live import LiveView, PlainView, Silent, view
 from posttrain.cli.measures import amount, duration, figures, size
 from posttrain.contracts.runner import NodeResult, NodeStatus
+from posttrain.errors import StageError
 from posttrain.execution.session import RunReport
 
 
@@ -120,6 +121,48 @@ def test_plain_lines_tell_each_thing_once(clock: Clock, capsys: pytest.CaptureFi
         "note: of the run",
         "sft: completed in 1:01  loss=0.25",
     ]
+
+
+def test_warnings_are_called_so_and_kept_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warning = {"type": "note", "node": "sft", "level": "warning", "message": "3 row(s) lose `tools`"}
+    note = {"type": "note", "level": "note", "message": "of the run"}
+    plain, silent, drawn = PlainView(), Silent(), LiveView(["sft"])
+    for shown in (plain, silent):
+        for event in (warning, note, warning, ended()):
+            shown.observe(event)
+        assert shown.warnings == ["sft: 3 row(s) lose `tools`"]
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == ["warning: sft: 3 row(s) lose `tools`", "note: of the run", said[0]]
+    monkeypatch.setattr(live, "console", lambda: Console(file=io.StringIO()))
+    drawn.observe(warning)
+    assert drawn.warnings == plain.warnings
+    report = RunReport("r1", "completed", {"sft": NodeResult("sft", NodeStatus.COMPLETED)})
+    reportview.show_report(report, tmp_path, [f"sft: odd {n}" for n in range(12)])
+    told = capsys.readouterr().out
+    assert "12 warnings" in told and "warning: sft: odd 9" in told and "and 2 more above" in told
+    assert "odd 10" not in told
+    reportview.show_report(report, tmp_path)
+    assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"), [("DataError", "run"), ("SpecError", "run"), ("ValueError", "resume")]
+)
+def test_what_data_or_options_broke_is_not_to_be_resumed(
+    kind: str, again: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = NodeResult("sft", NodeStatus.FAILED, summary="bad", error={"type": kind, "message": "bad"})
+    skipped = NodeResult("dpo", NodeStatus.SKIPPED)
+    report = RunReport("r1", "failed", {"sft": failed, "dpo": skipped})
+    reportview.show_report(report, tmp_path)
+    told = capsys.readouterr().out
+    assert ("posttrain resume r1" in told) is (again == "resume")
+    assert ("`posttrain run` again" in told) is (again == "run")
+    with pytest.raises(StageError) as caught:
+        report.require_completed()
+    assert ("resume" in str(caught.value.fix)) is (again == "resume")
 
 
 def test_the_text_of_a_failure_waits_for_the_end(capsys: pytest.CaptureFixture[str]) -> None:

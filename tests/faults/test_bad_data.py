@@ -196,7 +196,7 @@ def test_rows_that_do_not_suit_can_be_left_out_and_are_counted(tmp_path: Path) -
     path = written(tmp_path, "a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": "\\ud800"}\n{"text": "b"}\n')
     run = run_stage(Load(), tmp_path, path=str(path), skip_invalid=True)
     assert [row["text"] for row in read_rows(run.result("data"))] == ["a", "b"]
-    assert "2 rows were left out: line 2: `text` is empty; line 3" in run.notes[0]
+    assert "2 rows left out: line 2: `text` is empty; line 3" in run.notes[0]
     nothing = written(tmp_path, "b.jsonl", '{"text": " "}\n')
     with pytest.raises(DataError, match="no row of `text` was left"):
         run_stage(Load(), tmp_path, path=str(nothing), skip_invalid=True)

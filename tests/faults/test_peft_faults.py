@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM
 
 from posttrain.artifacts.manifest import Artifact
-from posttrain.errors import Interrupted, StageError, StoreError
+from posttrain.errors import DataError, Interrupted, StageError, StoreError
 from posttrain_plugins.models.adapters import adapter_state, merged, save_adapter
 from posttrain_plugins.models.artifact import facts_of
 from posttrain_plugins.models.policy import load_model, open_policy
@@ -157,11 +157,12 @@ def test_a_merged_model_says_whether_its_embeddings_are_tied(
 # Added tokens: the adapter must bring their embeddings along.
 
 
-def with_new_token(directory: Path, resize: bool) -> Artifact:
+def with_new_token(directory: Path, resize: bool, special: bool = True) -> Artifact:
     """A model whose tokenizer got one more token than its vocabulary had."""
     model_artifact(directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(NEW, special=True)])
+    add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
+    add([AddedToken(NEW, special=special)])
     tokenizer.save(str(directory / "tokenizer.json"))
     if resize:
         model = load_model(directory, "float32")
@@ -185,10 +186,24 @@ def test_added_tokens_are_trained_and_saved(tmp_path: Path):
 
 
 def test_tokens_without_embeddings_are_refused_when_a_model_is_opened(tmp_path: Path):
-    broken = with_new_token(tmp_path / "base", resize=False)
+    broken = with_new_token(tmp_path / "base", resize=False, special=False)
     with pytest.raises(StageError) as caught:
         open_policy(broken, Bench(broken))
     assert f"{len(ALPHABET) + 4} embeddings" in str(caught.value)
+
+
+def test_a_reserved_token_without_an_embedding_harms_rows_that_hold_it_alone(tmp_path: Path):
+    """Gemma 3's text models come with one."""
+    reserved = with_new_token(tmp_path / "base", resize=False)
+    facts = reserved.facts
+    assert facts.reachable == facts.embeddings == facts.vocabulary - 1
+    good = {"prompt": "1", "completion": "ok"}
+    train(sft(tmp_path / "good", reserved, [good]))
+    with pytest.raises(
+        DataError, match="the row holds a token that the model has no embedding for"
+    ) as caught:
+        train(sft(tmp_path / "bad", reserved, [good, {"prompt": NEW, "completion": "ok"}]))
+    assert caught.value.where == "row 2"
 
 
 # Looking at the starting policy again and again must not move a base weight.

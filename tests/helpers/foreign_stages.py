@@ -121,7 +121,7 @@ def _add_tokens(content: dict[str, Any]) -> None:
         token = f"<|new{number}|>"
         content["added_tokens"].append(
             {"id": first + number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": True}
+             "normalized": False, "special": False}
         )  # fmt: skip
 
 

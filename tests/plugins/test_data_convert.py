@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from posttrain.cli.app import app
 from posttrain.contracts.stage import Certainty, Input, Level
 from posttrain.errors import DataError, SpecError
 from posttrain.registry.components import ConfigProblems
+from posttrain_plugins.commands import sources
 from posttrain_plugins.data.convert import Convert
+from posttrain_plugins.data.reading import files, jsonl
 from posttrain_plugins.data.rows import read_rows
 
 PAIRS = [{"prompt": f"p{n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(4)]
@@ -51,7 +54,7 @@ def test_what_is_lost_on_the_way_is_told(tmp_path: Path) -> None:
     assert read_rows(run.result("data")) == [{"prompt": [asked], "completion": [answered]}]
     assert run.outcome is not None
     assert run.outcome.summary == (
-        "3 messages rows became 1 prompt_completion rows (1 gave none, 1 would not have suited it)"
+        "3 messages rows became 1 prompt_completion row (1 gave none, 1 would not have suited it)"
     )
 
 
@@ -99,8 +102,34 @@ def test_the_command_reads_foreign_files(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(DataError, match="there already"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     result = CliRunner().invoke(app, [*arguments, "--overwrite"], catch_exceptions=False)
-    assert "1 prompt_completion rows became 1 messages rows" in result.stdout
+    assert "1 prompt_completion row became 1 messages row\n" in result.stdout
     with pytest.raises((DataError, SpecError), match="do not become"):
         CliRunner().invoke(
             app, ["data", "convert", "out.jsonl", "--to", "stepwise", "--output", "x"], catch_exceptions=False
         )
+
+
+def test_the_command_reads_a_row_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(dict[str, Any]):
+        alive = most = 0
+
+        def __init__(self, row: Mapping[str, Any]) -> None:
+            super().__init__(row)
+            Counted.alive += 1
+            Counted.most = max(Counted.most, Counted.alive)
+
+        def __del__(self) -> None:
+            Counted.alive -= 1
+
+    read = jsonl.read
+    monkeypatch.setitem(files._PLAIN, ".jsonl", lambda path: ((at, Counted(row)) for at, row in read(path)))
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text("".join(json.dumps(PAIRS[n % 4] | {"id": n}) + "\n" for n in range(200)))
+    found = sources.dataset(str(rows), tmp_path)
+    assert [len(list(found.read())) for _ in range(2)] == [200, 200]
+    assert found.place(7) == "line 8"
+    result = CliRunner().invoke(
+        app, ["data", "convert", str(rows), "--to", "messages", "--output", str(tmp_path / "out.jsonl")]
+    )
+    assert result.exit_code == 0, result.output
+    assert 0 < Counted.most < 10

@@ -54,7 +54,7 @@ def test_jsonl_with_byte_order_mark_blank_lines_and_windows_breaks(tmp_path: Pat
         ),
         (
             '{"prompt": "a", "completion": "b"}\n{"messages": []}\n',
-            ["fit several formats: `messages`, `prompt_completion`", "format: messages"],
+            ["fit several formats: `prompt_completion`, `messages`", "format: prompt_completion"],
         ),
         (
             '{"prompt": "a"}\n\n{"prompt": [{"role": "user", "content": "a"}]}\n',

@@ -16,6 +16,7 @@ from posttrain_plugins.data.formats import (
     row_problem,
     schema_of,
 )
+from posttrain_plugins.data.formats.inference import misleading
 from posttrain_plugins.data.formats.routes import route, with_turns
 
 Row = dict[str, Any]
@@ -273,14 +274,50 @@ def test_the_whole_schema_decides() -> None:
     assert infer_format(schema_of(refusals).columns, "f") == "openai_chat"
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ((True, False), "unpaired_preference"),
+        ((1, 0), "unpaired_preference"),
+        ((None, True), "unpaired_preference"),
+        ((None, None), "prompt_completion"),
+        (("maths", "code"), "prompt_completion"),
+    ],
+)
+def test_labels_that_may_be_verdicts_never_make_demonstrations(labels: Any, expected: str) -> None:
+    rows = [{"prompt": "a", "completion": "b", "label": label} for label in labels]
+    assert infer_format(schema_of(rows).columns, "here") == expected
+    problem = row_problem(rows[0], expected)
+    assert labels[0] != 1 or labels[0] is True or "choose `format: prompt_completion`" in str(problem)
+
+
 def test_ambiguity_names_the_rows_and_the_choice() -> None:
     rows = [{"text": "a", "instruction": "b", "output": "c"}, {"instruction": "b", "output": "c"}]
     schema = schema_of(rows)
-    with pytest.raises(DataError, match="`text`, `alpaca`") as caught:
+    with pytest.raises(DataError, match="`alpaca`, `text`") as caught:
         infer_format(schema.columns, "f.jsonl", schema.told())
     assert "1 row with `text`, `instruction`, `output`, from row 1" in str(caught.value.found)
     assert "1 row with `instruction`, `output`, from row 2" in str(caught.value.found)
-    assert "format: text" in str(caught.value.fix)
+    assert caught.value.fix == (
+        "choose one, for example `format: alpaca`: `alpaca` learns the answer to the prompt; "
+        "`text` learns all of the text; other columns travel along unused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "expected"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "messages": [user("a")]}, "preference", {"messages"}),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, "preference", set()),
+        ({"prompt": "a", "completion": "b", "label": True}, "prompt_completion", {"label"}),
+        ({"prompt": "a", "completion": "b", "label": "spam"}, "prompt_completion", set()),
+        ({"messages": [user("a"), said("b")], "source": "x"}, "messages", set()),
+    ],
+)  # fmt: skip
+def test_columns_that_mislead(row: dict[str, Any], name: str, expected: set[str]) -> None:
+    assert misleading(BUILT_IN, row, name) == expected
+    rest = {column: value for column, value in row.items() if column not in expected}
+    assert infer_format(schema_of([rest]).columns, "here") == name
 
 
 def test_passages_hold_what_stands_beside_the_texts() -> None:
@@ -355,6 +392,15 @@ def test_conversations_become_one_row_or_one_for_every_answer() -> None:
     assert become(row, "messages", "prompt") == [{"id": 1, "prompt": last["prompt"]}]
     assert become({"messages": [user("a")]}, "messages", "prompt_completion") == []
     assert become({"messages": [user("a")]}, "messages", "prompt") == [{"prompt": [user("a")]}]
+
+
+def test_answers_that_are_not_learned_become_no_completion() -> None:
+    asked, wrong, right = user("a"), said("b", weight=0), said("c")
+    row = {"messages": [asked, wrong, user("d"), right, user("e"), wrong]}
+    (last,) = become(row, "messages", "prompt_completion")
+    assert (last["prompt"], last["completion"]) == ([asked, wrong, user("d")], [right])
+    assert become(row, "messages", "prompt_completion", every_answer=True) == [last]
+    assert become({"messages": [asked, wrong]}, "messages", "prompt_completion") == []
 
 
 def test_joining_learns_the_completion_alone() -> None:

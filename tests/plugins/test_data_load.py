@@ -149,7 +149,9 @@ def test_one_row_may_become_none(tmp_path: Path) -> None:
     rows_file(tmp_path, [rated(1, 2), rated(3, 3), rated(2, 1)])
     run = run_stage(Load(), tmp_path, path="rows.jsonl")
     assert [row["chosen"][0]["content"] for row in read_rows(run.result("data"))] == ["r1", "r0"]
-    assert run.notes == ["3 `ultrafeedback` rows became 2 `preference` rows"]
+    assert run.notes == [
+        "3 `ultrafeedback` rows became 2 `preference` rows; 1 gave none, such as equal ratings"
+    ]
     rows_file(tmp_path, [rated(3, 3)])
     with pytest.raises(DataError, match="no row of `ultrafeedback` was left"):
         run_stage(Load(), tmp_path / "b", path=str(tmp_path / "rows.jsonl"))
@@ -383,3 +385,17 @@ def test_a_hub_dataset_is_not_downloaded_unasked(tmp_path: Path, monkeypatch: py
     with pytest.raises(DataError, match="cannot be read from the local cache") as caught:
         run_stage(Load(), tmp_path, id="nobody/nothing", revision="0" * 40)
     assert "download: true" in str(caught.value.fix)
+
+
+def test_a_system_prompt_of_which_no_turn_is_made_is_told(tmp_path: Path) -> None:
+    pairs = [
+        {"system": "Be brief.", "prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": "a", "chosen": "d", "rejected": "e"},
+    ]
+    rows_file(tmp_path, pairs)
+    run = run_stage(Load(), tmp_path, path="rows.jsonl")
+    assert "1 rows have a system prompt in `system`, of which no turn is made" in run.notes
+    shared = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    rows_file(tmp_path, [{"system": "Be brief.", "conversations": shared}], "shared.jsonl")
+    run = run_stage(Load(), tmp_path, path="shared.jsonl")
+    assert not any("system" in note for note in run.notes)

@@ -36,6 +36,7 @@ def test_rows_survive_a_round_trip_and_the_bytes_are_canonical(tmp_path: Path) -
         "rows": 2,
         "policy": "ab",
         "conversational": False,
+        "calls": False,
         "longest": 4,
         "flaws": {},
         "tokens": None,
@@ -148,8 +149,8 @@ def named(*columns: str) -> Mapping[str, Column]:
 def test_ambiguous_columns_list_the_candidates() -> None:
     with pytest.raises(DataError) as caught:
         infer_format(named("prompt", "completion", "chosen", "rejected"), "f.jsonl")
-    assert "`prompt_completion`, `preference`" in caught.value.message
-    assert "format: prompt_completion" in str(caught.value.fix)
+    assert "`preference`, `prompt_completion`" in caught.value.message
+    assert "format: preference" in str(caught.value.fix)
     with pytest.raises(DataError, match="fit no dataset format") as caught:
         infer_format(named("question", "answer"), "f.jsonl")
     assert "`question`, `answer`" in str(caught.value.found) or "`answer`, `question`" in str(
@@ -205,3 +206,10 @@ def test_strings_become_turns() -> None:
     assert as_messages("a") == [{"role": "user", "content": "a"}]
     assert completion_messages("b") == [{"role": "assistant", "content": "b"}]
     assert as_messages([USER]) == [USER]
+
+
+def test_facts_know_of_calls_of_tools(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert write_rows(tmp_path, [{"messages": turns}], "messages").calls is True
+    assert write_rows(tmp_path, [{"prompt": "a", "completion": "b"}], "prompt_completion").calls is False

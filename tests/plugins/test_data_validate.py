@@ -45,6 +45,9 @@ def chat(*turns: Row, **columns: Any) -> Row:
 
 
 HEALTHY: list[tuple[str, Row]] = [
+    ("text", {"text": "a text", "system": "s"}),
+    ("messages", chat(turn("system", "s"), turn("user"), turn("assistant"), system="s")),
+    ("prompt_completion", {"prompt": "a", "completion": "b", "system": " "}),
     ("text", {"text": "plain text < 3 | with [brackets]"}),
     ("messages", chat(turn("system"), turn("user"), turn("assistant"), turn("user"), turn("assistant"))),
     (
@@ -67,7 +70,7 @@ HEALTHY: list[tuple[str, Row]] = [
 def test_nothing_is_wrong_with_good_rows(format: str, row: Row) -> None:
     report = looked_at([row], format)
     assert report.problems == ()
-    assert report.summary() == f"1 `{format}` rows, nothing wrong"
+    assert report.summary() == f"1 `{format}` row, nothing wrong"
 
 
 @pytest.mark.parametrize(
@@ -128,12 +131,28 @@ def test_nothing_is_wrong_with_good_rows(format: str, row: Row) -> None:
         ("text", {"text": "a\x00b"}, "stray-character", "'\\x00' at character 2"),
         ("text", {"text": "caf\ufffd"}, "stray-character", "'\\ufffd' at character 4"),
         ("prompt_completion", {"prompt": "a", "completion": " b"}, "edge-space", "white space"),
+        ("prompt_completion", {"prompt": "a", "completion": "b", "system": "s"}, "unused-system", "`system`"),
+        (
+            "messages",
+            chat(turn("user"), turn("assistant"), system_prompt="s"),
+            "unused-system",
+            "`system_prompt`",
+        ),
     ],
 )
 def test_what_is_odd_is_found(format: str, row: Row, code: str, told: str) -> None:
     seen = found(row, format)
     assert told in seen[code]
     assert code not in found(row, format, ignore=(code,))
+
+
+def test_the_fix_of_an_inverted_pair_swaps_the_scores_too() -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": 1, "score_rejected": 2}
+    (problem,) = looked_at([row], "preference").problems
+    swap = "{chosen: rejected, rejected: chosen, score_chosen: score_rejected, score_rejected: score_chosen}"
+    assert f"`columns: {swap}`" in str(problem.fix)
+    names = dict(pair.split(": ") for pair in swap.strip("{}").split(", "))
+    assert looked_at([{names.get(key, key): row[key] for key in row}], "preference").problems == ()
 
 
 def test_every_check_is_tried_here() -> None:
@@ -171,7 +190,7 @@ def test_the_stage_reports_or_refuses(tmp_path: Path) -> None:
     assert report["problems"][0]["examples"] == [
         {"place": "row 1", "found": "completion holds '</s>' at character 3"}
     ]
-    assert run.said == [(Level.WARNING, "1 rows: text that tokenizers read as control tokens")]
+    assert run.said == [(Level.WARNING, "1 row: text that tokenizers read as control tokens")]
     with pytest.raises(DataError, match="1 kind of warning") as caught:
         run_stage(Validate(), tmp_path / "strict", inputs, refuse="warning")
     assert "row 1: completion holds" in str(caught.value.found)
@@ -216,9 +235,9 @@ def test_the_command_says_it_with_its_exit_code(tmp_path: Path, monkeypatch: pyt
     assert run("good.jsonl").exit_code == 0
     assert run("odd.jsonl").exit_code == 0
     assert run("odd.jsonl", "--strict").exit_code == 1
-    bad = run("bad.jsonl", "--output", "report.json")
+    bad = run("bad.jsonl", "--output", "reports/report.json")
     assert bad.exit_code == 1
     assert "line 2: no column `text`; the row has `txt`" in bad.stdout
     report = json.loads(run("bad.jsonl", "--json").stdout)
     assert (report["format"], report["rows"]) == ("text", 2)
-    assert report["problems"] == json.loads(Path("report.json").read_text())["problems"]
+    assert report["problems"] == json.loads(Path("reports/report.json").read_text())["problems"]

@@ -35,6 +35,7 @@ from posttrain_plugins.handoffs.preferences import (
     PairsInverted,
     SideConstant,
 )
+from posttrain_plugins.trainers.sft import Sft
 
 ERROR, WARNING = ("error", "predicted"), ("warning", "predicted")
 UNKNOWN = ("note", "unknown")
@@ -49,6 +50,7 @@ def trained(**facts: Any) -> Site:
     [
         (PairsInverted, "inverted_pairs", 1, WARNING),
         (PairsInverted, "inverted_pairs", 50, ERROR),
+        (PairsInverted, "inverted_pairs", 49, WARNING),
         (PairsIdentical, "identical_pairs", 99, WARNING),
         (PairsIdentical, "identical_pairs", 100, ERROR),
         (PairsContradict, "contradicting_pairs", 1, WARNING),
@@ -67,9 +69,32 @@ def test_flaws(rule: type[Rule], flaw: str, count: int, expected: tuple[str, str
     assert summary(rule, held_out) == [], "only what is learned from is judged"
 
 
+def test_the_fix_of_inverted_pairs_swaps_the_scores_that_are_there() -> None:
+    columns = ("chosen", "prompt", "rejected", "chosen_reward", "rejected_reward")
+    (found,) = findings(PairsInverted, trained(rows=2, flaws={"inverted_pairs": 2}, columns=columns))
+    swap = (
+        "{chosen: rejected, rejected: chosen, chosen_reward: rejected_reward, rejected_reward: chosen_reward}"
+    )
+    assert f"`columns: {swap}`" in str(found.fix)
+    assert "score_chosen: score_rejected, score_rejected: score_chosen" in PairsInverted.fix
+
+
 @pytest.mark.parametrize(("rule", "flaw"), [(RowsRepeated, "repeated_rows"), (AnswersFirst, "answers_first")])
 def test_some_rows_of_a_kind_are_no_flaw(rule: type[Rule], flaw: str) -> None:
     assert summary(rule, trained(rows=100, flaws={flaw: 50})) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "flaw"),
+    [
+        (PairsInverted, "inverted_pairs"),
+        (PairsIdentical, "identical_pairs"),
+        (PairsContradict, "contradicting_pairs"),
+    ],
+)
+def test_a_few_odd_pairs_among_many_are_noted(rule: type[Rule], flaw: str) -> None:
+    assert summary(rule, trained(rows=1000, flaws={flaw: 9})) == [("note", "predicted")]
+    assert summary(rule, trained(rows=1000, flaws={flaw: 10})) == [WARNING]
 
 
 def test_rows_and_a_step() -> None:
@@ -110,6 +135,13 @@ def test_rows_that_are_surely_too_long(
     model = policy(vocabulary=vocabulary, context=context)
     at = site("train", config=SimpleNamespace(max_length=limit), model=model, data=data(longest=longest))
     assert summary(RowsLong, at) == expected
+
+
+def test_who_says_what_becomes_of_long_rows_is_not_warned() -> None:
+    facts = {"model": policy(vocabulary=90), "data": data(longest=65)}
+    for given, expected in (({}, [WARNING]), ({"truncation": "drop"}, [])):
+        config = Sft.config.model_validate({"max_length": 64, **given})
+        assert summary(RowsLong, site("train", config=config, **facts)) == expected
 
 
 def test_tokens_of_another_tokenizer_or_template() -> None:
@@ -163,6 +195,20 @@ def test_held_out_rows_that_are_trained_on() -> None:
     assert check(["a"], ["a", "b"]) == [WARNING]
     assert check(["c"], ["a", "b"]) == []
     assert check(["c"], None) == [UNKNOWN]
+
+
+def test_held_out_pairs_of_the_demonstrations_prompts_are_noted() -> None:
+    sft = site(
+        "train-tokens", node="sft", model=policy("base.model"), data=data("chats.data", prompts=["a", "b"])
+    )
+    at = site(
+        "train",
+        sft,
+        model=policy("sft.model"),
+        data=data("pairs.train", prompts=["a"]),
+        eval=data("pairs.test", prompts=["b"]),
+    )
+    assert summary(HeldOutLeakage, at) == [("note", "predicted")]
 
 
 def judged(digest: str | None = None, **facts: Any) -> Site:

@@ -13,6 +13,7 @@ from posttrain_plugins.handoffs.adapters import AdapterChanged, ReferenceOther
 from posttrain_plugins.handoffs.lineage import generator_of, parent, trainings
 from posttrain_plugins.handoffs.special_tokens import EndOfTurnUndeclared, EndsChanged, GenerationLost
 from posttrain_plugins.handoffs.templates import (
+    CallsUnshown,
     TemplateChanged,
     TemplateDated,
     TemplateOverruled,
@@ -117,6 +118,24 @@ def test_data_made_under_another_template() -> None:
         )
 
 
+def test_templates_of_two_names_differ_before_they_are_read() -> None:
+    def check(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, str]]:
+        return summary(TemplateChanged, changed(first, second))
+
+    one, other = {"template_name": "chatml"}, {"template_name": "llama-3"}
+    assert check(one, other) == [WARNING]
+    assert check(one, one) == check(one, {}) == check(one, {"template": fingerprint("a")}) == []
+
+
+def test_calls_that_the_template_leaves_out() -> None:
+    def check(shows: bool | None, calls: bool | None, stage: str = "train") -> list[tuple[str, str]]:
+        given = {"data": data(format="messages", calls=calls)}
+        return summary(CallsUnshown, site(stage, model=policy(calls=shows), **given))
+
+    assert check(False, True) == [WARNING]
+    assert check(True, True) == check(None, True) == check(False, False) == check(False, None) == []
+
+
 @pytest.mark.parametrize(
     ("rule", "facts", "level"),
     [
@@ -193,4 +212,24 @@ def test_what_tokenizes_is_no_generator() -> None:
     )
     given = data("tokens.data", **tokens)
     made = generator_of(site("train", tokenized, data=given), given)
+    assert made is not None and made.policy.origin == "sft.model"
+
+
+def test_a_mixture_has_a_generator_where_all_come_from_one() -> None:
+    one, other = (
+        site("sample", node=f"pairs{n}", model=policy(f"m{n}.model"), prompts=data()) for n in (1, 2)
+    )
+    mixed = site("split", one, other, node="mix", data=[data("pairs1.data"), data("pairs2.data")])
+    given = data("mix.data")
+    assert generator_of(site("train", mixed, data=given), given) is None, "of two policies it is neither's"
+    half = site("split", one, node="mix", data=[data("pairs1.data"), data("load.data")])
+    made = generator_of(site("train", half, data=given), given)
+    assert made is not None and made.policy.origin == "m1.model"
+
+
+def test_a_generator_whose_prompts_were_generated_is_the_one_that_answered() -> None:
+    asked = site("sample", node="prompts", model=policy("asker.model"), prompts=data())
+    answered = site("sample", asked, node="pairs", model=policy("sft.model"), prompts=data("prompts.data"))
+    given = data("pairs.data")
+    made = generator_of(site("train", answered, data=given), given)
     assert made is not None and made.policy.origin == "sft.model"

@@ -115,6 +115,10 @@ def test_vocabulary_and_embeddings() -> None:
 
     assert check(101, 100) == [ERROR]
     assert check(100, 100) == check(100, 128) == check(None, 100) == check(101, None) == []
+    idle = policy(vocabulary=101, reachable=100, embeddings=100)
+    assert summary(EmbeddingsShort, site("judge", candidate=idle)) == [NOTE], "as Gemma 3 comes"
+    used = policy(vocabulary=101, reachable=101, embeddings=100)
+    assert summary(EmbeddingsShort, site("judge", candidate=used)) == [ERROR]
     short = reward(vocabulary=101, embeddings=100)
     assert summary(EmbeddingsShort, site("score", model=policy(), reward=short)) == [ERROR]
 
@@ -161,6 +165,8 @@ def test_data_of_another_tokenizer(through_split: bool) -> None:
     for own, expected in (("a", []), ("b", [WARNING]), (None, [])):
         at = site("train", made, model=policy("b.model", tokenizer=own), data=data(origin))
         assert summary(DataTokenizer, at) == expected
+        demonstrations = site("train-tokens", made, model=policy("b.model", tokenizer=own), data=data(origin))
+        assert summary(DataTokenizer, demonstrations) == [NOTE] * len(expected), "a teacher's, most probably"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,7 @@ def test_data_of_another_tokenizer(through_split: bool) -> None:
         (PadIsEnd, {"eos": (2, 3), "pad": 3}, [NOTE]),
         (PadIsEnd, {"eos": (2, 3), "pad": 0}, []),
         (PadIsEnd, {"pad": 3}, []),
-        (PadIsUnknown, {"pad": 0, "unk": 0}, [WARNING]),
+        (PadIsUnknown, {"pad": 0, "unk": 0}, [NOTE]),
         (PadIsUnknown, {"pad": 0, "unk": 1}, []),
         (PadIsUnknown, {"eos": (0,), "pad": 0, "unk": 0}, []),
         (TokenOutOfRange, {"eos": (3, 100), "vocabulary": 100, "embeddings": 128}, [ERROR]),

@@ -74,6 +74,13 @@ def test_a_page(data: str, model: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_a_page_never_takes_the_place_of_data(data: str, model: str) -> None:
+    before = Path(data).read_bytes()
+    with pytest.raises(SpecError, match="a page needs a name that ends so"):
+        inspect(data, model, html=Path(data))
+    assert Path(data).read_bytes() == before
+
+
 @pytest.mark.parametrize("rows", ["0", "x", "5-2", "1-", "-1", "1-99999"])
 def test_rows_that_are_none(data: str, model: str, rows: str) -> None:
     with pytest.raises(SpecError, match="names no rows"):

@@ -3,16 +3,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.runs import sft_and_dpo
+from helpers import runs
+from helpers.runs import SyntheticRun, sft_and_dpo
 from helpers.stores import commit, key_record
 
 from posttrain.artifacts.aliases import Aliases
 from posttrain.artifacts.kinds import Kind, PolicyFacts
 from posttrain.artifacts.manifest import Artifact
 from posttrain.artifacts.store import Store
+from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import StoreError
 from posttrain.execution.records import run_state
-from posttrain_plugins.inspection.finding import find
+from posttrain_plugins.inspection.finding import find, found
 
 DATASET = frozenset({Kind.DATASET})
 POLICY = frozenset({Kind.MODEL, Kind.ADAPTER})
@@ -86,6 +88,33 @@ def test_what_is_not_there_is_explained(
 def test_a_workspace_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="neither a file nor a dataset"):
         find("load.data", tmp_path / "nowhere", DATASET)
+
+
+def test_the_newest_run_counts_also_where_it_took_the_node_from_the_cache(tmp_path: Path) -> None:
+    workspace = tmp_path / ".posttrain"
+    digests: dict[str, str] = {}
+    for run, pipeline, status in (
+        ("20260101-000000-00", "mine", NodeStatus.COMPLETED),
+        ("20260102-000000-00", "other", NodeStatus.COMPLETED),
+        ("20260103-000000-00", "mine", NodeStatus.CACHED),
+    ):
+        made = (
+            digests.get(pipeline)
+            or runs.artifact(workspace, "base", "model", Kind.MODEL, pipeline, run).digest
+        )
+        digests[pipeline] = made
+        if status is NodeStatus.COMPLETED:
+            Store(workspace).record(key_record(run[:8] * 8, {"model": made}, node="base", created=run))
+        synthetic = SyntheticRun(workspace, run, pipeline)
+        synthetic.begin()
+        synthetic.end("base", status, outputs={"model": made})
+    meant = found("base.model", workspace, POLICY)
+    assert meant.artifact.digest == digests["mine"]
+    assert meant.origin == "pipeline mine, run 20260103-000000-00"
+    for name in ("20260102:base.model", "other:base", "other:base.model"):
+        assert found(name, workspace, POLICY).artifact.digest == digests["other"]
+    with pytest.raises(StoreError, match="neither a file nor an adapter or model of that name"):
+        found("nothing", workspace, POLICY)
 
 
 def test_an_output_of_one_run(tmp_path: Path) -> None:

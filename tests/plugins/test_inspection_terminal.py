@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from posttrain_plugins.data.formats import format_of
 from posttrain_plugins.inspection.gathering import Subject, inspect
 from posttrain_plugins.inspection.models import open_model
 from posttrain_plugins.inspection.painting import paint
+from posttrain_plugins.inspection.summary import training_lines
 from posttrain_plugins.inspection.terminal import show
 from posttrain_plugins.inspection.trainers import preparation
-from posttrain_plugins.inspection.views import Inspection, Piece, Remark, RowView, Side
+from posttrain_plugins.inspection.views import Inspection, Kept, Piece, Remark, RowView, Side, Turn
 from posttrain_plugins.trainers.sft import Sft
 
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
@@ -123,7 +125,32 @@ def test_a_row_with_everything() -> None:
     assert "    fix: take it away" in lines
 
 
+def test_tools_come_before_the_turns() -> None:
+    from posttrain_plugins.inspection import terminal
+
+    row = RowView(1, "row 1", (Turn("prompt", "user", "hi"),), ('{"name": "f"}',))
+    target = console(colours=False)
+    terminal.show_row(row, target)
+    assert isinstance(target.file, io.StringIO)
+    lines = target.file.getvalue().splitlines()
+    assert lines[-4:] == ["tools", '  {"name": "f"}', "prompt", "  user  hi"]
+
+
+def test_nothing_is_said_of_masks_where_no_row_is_left(hostile: Inspection) -> None:
+    training = replace(hostile.training, usable=0, masked=Kept(0), unmasked=Kept(0))
+    names = [line.name for line in training_lines(replace(hostile, training=training))]
+    assert "usable" in names
+    assert not {"fully masked", "all learned"} & set(names)
+
+
+def test_examples_of_packed_rows_are_counted_as_such(hostile: Inspection) -> None:
+    training = replace(hostile.training, usable=99, examples=100, dropped={"too long": Kept(1, (7,))})
+    lines = {line.name: line.text for line in training_lines(replace(hostile, rows=36, training=training))}
+    assert lines["usable"] == "99 of 100 examples in 36 rows"
+    assert lines["dropped"] == "1 example (7): too long"
+
+
 def test_the_summary(hostile: Inspection, tmp_path: Path) -> None:
     shown = printed(hostile)
-    for line in ("usable        1 of 1 rows", "fully masked  no row that training takes", "stops"):
+    for line in ("usable        1 of 1 row", "fully masked  no row that training takes", "stops"):
         assert line in shown

@@ -38,14 +38,18 @@ def examples(model: Model) -> list[Example]:
     ).examples  # fmt: skip
 
 
-def written(directory: Path, rows: list[list[Example]], tokenizer: str) -> Artifact:
+def written(
+    directory: Path, rows: list[list[Example]], tokenizer: str, template: str | None = None
+) -> Artifact:
     directory.mkdir(parents=True)
     records = Records(("completion",))
     for held in rows:
         records.add(held)
     with TokenWriter(directory, ("completion",)) as writer:
         writer.add(records.batch(), [f"{number:016x}" for number in range(len(rows))])
-    facts = DatasetFacts(format="tokens", rows=len(rows), tokens=TokenFacts(tokenizer=tokenizer))
+    facts = DatasetFacts(
+        format="tokens", rows=len(rows), tokens=TokenFacts(tokenizer=tokenizer, template=template)
+    )
     manifest = Manifest(kind=Kind.DATASET, facts=facts, files=())
     return Artifact(manifest.digest, manifest, directory)
 
@@ -70,6 +74,20 @@ def test_a_packed_row_shows_each_example(tmp_path: Path, model: Model, examples:
         "completion of example 1", "completion of example 2",
     ]  # fmt: skip
     assert (seen.rows, seen.statistics.equal) == (3, 1)
+    assert (seen.training.usable, seen.training.examples) == (4, 4)
+
+
+def test_another_template_is_remarked(tmp_path: Path, model: Model, examples: list[Example]) -> None:
+    fingerprint = model.encoder.fingerprint()
+    assert fingerprint is not None
+    for name, template, remarked in (
+        ("a", "0" * 64, True),
+        ("b", fingerprint.tokens, False),
+        ("c", None, False),
+    ):
+        artifact = written(tmp_path / name, [[each] for each in examples], model.encoder.files.hash, template)
+        remarks = inspect_tokens(artifact, "data", model, FIT, [0]).model.remarks
+        assert any("another chat template (000000000000)" in each.message for each in remarks) is remarked
 
 
 def test_truncation_of_tokens(tmp_path: Path, model: Model, examples: list[Example]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,23 @@ from helpers.chat_templates import NO_SYSTEM
 from helpers.models import END_ID, as_artifact, save_tiny_model
 from helpers.stages import catalogue, configured, run_stage
 
+from posttrain.artifacts.fingerprint import fingerprint
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import Level, SourceMark
 from posttrain.errors import DataError
 from posttrain.registry.components import ConfigProblems, config_schema, marked, semantic
 from posttrain_plugins.data.rows import write_rows
+from posttrain_plugins.models import gguf
 from posttrain_plugins.models.init import Init, InitConfig
 from posttrain_plugins.models.load import Load, LoadConfig
 from posttrain_plugins.models.policy import load_model
 from posttrain_plugins.models.template import text_of_template
 from posttrain_plugins.models.vocabulary import _ROLES, SPECIAL
+from posttrain_plugins.templates.calling import WITH_CALLS, shows_calls
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.templates.library import TEMPLATES, chatml
+from posttrain_plugins.templates.render import ChatTemplate
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 TALK = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]
@@ -79,6 +84,67 @@ def test_a_named_template_becomes_the_models_only_one(tmp_path: Path, source: Pa
     predicted = Load().predict(LoadConfig(path=str(source), template="llama-3"), {})["model"].facts
     known = predicted.model_dump(exclude_none=True)
     assert {key: facts.model_dump()[key] for key in known} == known
+
+
+@pytest.mark.parametrize("name", ["chatml", "zephyr", "own"])
+def test_the_facts_under_another_template_are_known_while_planning(
+    tmp_path: Path, source: Path, name: str
+) -> None:
+    (tmp_path / "own.jinja").write_text(NO_SYSTEM)
+    edited(source / "tokenizer_config.json", chat_template="{{ 'old' }}")
+    template = str(tmp_path / "own.jinja") if name == "own" else name
+    config = configured(Load(), path=str(source), template=template)
+    before = (source / "tokenizer_config.json").read_bytes()
+    predicted = Load().predict(config, {})["model"].facts
+    assert (source / "tokenizer_config.json").read_bytes() == before
+    run = run_stage(Load(), tmp_path, path="source", template=template)
+    assert run.described["model"][1] == predicted
+    assert predicted.has_template and predicted.template is not None and predicted.end_of_turn is not None
+
+
+def test_planning_sees_a_template_file_that_changed(tmp_path: Path, source: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text(NO_SYSTEM)
+    config = configured(Load(), path=str(source), template=str(own))
+    first = Load().predict(config, {})["model"].facts.template
+    own.write_text(chatml())
+    os.utime(own, ns=(1, 1))
+    assert Load().predict(config, {})["model"].facts.template != first
+
+
+def test_of_a_model_that_is_not_read_yet_the_templates_name_is_known(tmp_path: Path) -> None:
+    facts = Load().predict(configured(Load(), gguf="a.gguf", template="qwen-3"), {})["model"].facts
+    assert (facts.has_template, facts.template, facts.template_name) == (True, None, "qwen-3")
+
+
+def test_templates_of_two_names_differ() -> None:
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    texts = {
+        fingerprint(ChatTemplate(each.source, special).render, lambda text: [], "").text
+        for each in TEMPLATES.values()
+    }
+    assert len(texts) == len(TEMPLATES)
+
+
+def test_the_templates_that_show_calls_are_these() -> None:
+    assert tuple(name for name, each in TEMPLATES.items() if shows_calls(each.source)) == WITH_CALLS
+
+
+def test_a_package_whose_tokenizer_lacks_the_marks_is_named_before_its_weights_are_read(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"GGUF")
+
+    def write_tokenizer(file: Path, directory: Path) -> None:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (directory / name).write_bytes((source / name).read_bytes())
+
+    monkeypatch.setattr(gguf, "write_tokenizer", write_tokenizer)
+    monkeypatch.setattr(gguf, "convert", lambda *rest: pytest.fail("the weights were read"))
+    with pytest.raises(DataError, match="no tokens for some marks") as caught:
+        run_stage(Load(), tmp_path, gguf="a.gguf", template="llama-3")
+    assert caught.value.where == "gguf: a.gguf"
 
 
 def test_every_end_of_a_turn_stops(tmp_path: Path, source: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from posttrain.contracts.passage import Passage
 from posttrain.errors import DataError
 from posttrain_plugins.models.vocabulary import bpe_tokenizer
-from posttrain_plugins.templates.controls import Spelling
+from posttrain_plugins.templates.controls import Controls, Spelling
 from posttrain_plugins.templates.encoded import Encoded, marked, masked
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.templates.reading import Span
@@ -282,3 +284,53 @@ def test_half_a_surrogate_pair_is_refused_where_it_stands(tmp_path: Path) -> Non
     assert [type(each) for each in found] == [DataError, DataError, DataError, Encoded]
     assert all("\\ud83d" in str(each.found) for each in found if isinstance(each, DataError))
     assert encoder.encode([]) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_that_the_vocabulary_lacks_does_not_part_what_stands_beside_it(
+    tmp_path: Path, kind: str
+) -> None:
+    """The unknown token is an added token, and yet any character may become it."""
+    encoder = opened(tmp_path, kind)
+    text = "<|im_start|>user\nHello ☃there, ☃☃ an answer<|im_end|>"
+    encoding = encoder.files.plain.encode(text, add_special_tokens=False)
+    assert Controls(encoder.files).encode(text, ()) == (encoding.ids, encoding.offsets)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "unigram-first"])
+@pytest.mark.parametrize("blanks", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}])
+def test_an_end_of_turn_that_takes_blanks_with_it_ends_the_turn(
+    tmp_path: Path, kind: str, blanks: dict[str, bool]
+) -> None:
+    encoder = opened(tmp_path, kind, BARE)
+    definition = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in definition["added_tokens"]:
+        token |= blanks if token["content"] == "<|im_end|>" else {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    encoder = Encoder.open(tmp_path)
+    end = encoder.files.plain.token_to_id("<|im_end|>")
+    turns = passage(user(" x "), assistant(" y  "), user("  z"), assistant("y "))
+    reading, encoded = encoder.read(turns), one(encoder, turns)
+    assert [turn.end_of_turn for turn in reading.turns] == ["<|im_end|>"] * 2
+    assert reading.notes == ()
+    learned = [
+        "".join(str(encoder.files.plain.id_to_token(token)) for token in encoded.tokens[start:stop])
+        for start, stop in runs(encoded.supervised)
+    ]
+    assert [text.count("y") for text in learned] == [1, 1]
+    assert all(text.endswith("<|im_end|>") for text in learned)
+    assert encoder.stop_ids == (end,)
+
+
+BARE = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|pad|>"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+"""A template that writes nothing between an end of turn and what comes before and behind it."""
+
+
+def runs(supervised: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return where stretches of learned tokens begin and end."""
+    found = [(value, len(list(group))) for value, group in groupby(supervised)]
+    ends = list(accumulate(length for _, length in found))
+    return [(end - length, end) for (value, length), end in zip(found, ends, strict=True) if value]

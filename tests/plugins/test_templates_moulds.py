@@ -7,6 +7,7 @@ from helpers.chat_templates import DEVIOUS, FORCED, STYLES
 from helpers.conversations import Sample, assistant, conversations, plain, user, wordy
 from helpers.real_templates import chat_template, names, read, reader, tokenizer_files
 
+from posttrain_plugins.templates.casting import PARTS
 from posttrain_plugins.templates.controls import Controls
 from posttrain_plugins.templates.encoder import CLOCK
 from posttrain_plugins.templates.moulds import Mould, Moulds
@@ -105,6 +106,46 @@ def test_an_answer_that_repeats_the_generation_prompt_begins_behind_it(
     texts = [reading.text[reading.spans[0].start : reading.spans[0].end] for reading in readings]
     assert texts == ["plain<|im_end|>", "why</think>so<|im_end|>", "<b><|im_end|>", "more<|im_end|>"]
     assert by_mould == 1
+
+
+def test_an_answer_that_is_a_part_of_the_generation_prompt_has_no_mould(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where its words end says nothing about where the turn of another row begins."""
+    moulded = own(FORCED, 64)
+    samples = [
+        Sample([user("u"), assistant(text)], (), ())
+        for text in ("<think>", "<think>\nwhy</think>so", "plain", "<think")
+    ]
+    readings, by_mould = hits(moulded, samples, monkeypatch)
+    texts = [reading.text[reading.spans[0].start : reading.spans[0].end] for reading in readings]
+    assert texts == ["<think><|im_end|>", "why</think>so<|im_end|>", "plain<|im_end|>", "<think<|im_end|>"]
+    assert by_mould == 0
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["m.content[:9]", "m.content.split()[0]", "m.content.strip('.')", "m.content.lstrip('\n')"],
+)
+def test_what_one_row_loses_is_not_said_of_another(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FORCED.replace("m.content", written)
+    texts = ["short", "an answer that is longer", "brief.", "other", "\nline", " line", "\nmore"]
+    samples = [Sample([user("u"), assistant(text)], (), ()) for text in texts]
+    readings, by_mould = hits(own(source, 64), samples, monkeypatch)
+    assert readings == [read(own(source, 0), sample) for sample in samples]
+    assert by_mould >= 1
+
+
+@pytest.mark.parametrize("words, by_mould", [(PARTS, 1), (PARTS + 1, 0)])
+def test_a_string_that_is_taken_to_many_parts_has_no_mould(
+    words: int, by_mould: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part would have all of the string cut again, which takes the square of its length."""
+    moulded = own(FORCED.replace("m.content", "m.content.split() | join('_')"), 64)
+    samples = [Sample([user("u"), assistant(" ".join([word] * words))], (), ()) for word in ("ab", "cde")]
+    readings, found = hits(moulded, samples, monkeypatch)
+    assert found == by_mould
+    assert [reading.text.count("b_a") + reading.text.count("e_c") for reading in readings] == [words - 1] * 2
 
 
 def test_the_moulds_used_longest_ago_are_forgotten() -> None:

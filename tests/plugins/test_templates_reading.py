@@ -155,6 +155,31 @@ def test_every_field_that_is_not_shown_is_told() -> None:
     assert {note.code for note in reading.notes} == {"dropped-field"}
 
 
+def test_a_call_that_is_all_of_a_message_names_templates_that_show_calls() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [call({"word": "w"})]}
+    with pytest.raises(DataError, match="message 2 has tool calls and no content") as caught:
+        read(SYSTEM_BY_DEFAULT, user("u"), called, result("t"), assistant("y"))
+    assert "does not show tool calls" in caught.value.message
+    named = str(caught.value.fix).rpartition(": ")[2].split(", ")
+    assert {"qwen-2.5", "qwen-3", "llama-3.1", "mistral-v3", "harmony"} <= set(named)
+    assert not {"chatml", "vicuna", "llama-3", "zephyr"} & set(named)
+    with pytest.raises(DataError) as caught:
+        read(SYSTEM_BY_DEFAULT, user("u"), {"role": "assistant", "content": None})
+    assert "tool calls" not in caught.value.message
+
+
+def test_parts_that_are_printed_as_a_list_are_told() -> None:
+    parts = [{"type": "text", "text": "it's"}, {"type": "text", "text": "a"}]
+    source = "{% for m in messages %}<|user|>{{ m.content }}<|im_end|>{% endfor %}"
+    told = read(source, user(parts), assistant(parts)).notes
+    assert [(note.code, note.turn) for note in told] == [("rewritten", 0), ("rewritten", 1)]
+    assert "prints the parts of `content` as a Python list" in told[0].message
+    shows = source.replace("m.content", "m.content | map(attribute='text') | join")
+    reading = read(shows, user(parts), assistant(parts))
+    assert "<|user|>it'sa<|im_end|>" in reading.text
+    assert reading.notes == ()
+
+
 def test_trimmed_text_is_told_and_left_out() -> None:
     trimming = HEADERS_AND_DATE.replace("<|eot_id|>", "<|im_end|>")
     reading = read(trimming, user(" u"), assistant("  a \n"))
@@ -229,6 +254,19 @@ def test_a_tag_that_is_no_special_token_ends_no_turn() -> None:
         "<|im_end|>{% endgeneration %}", "</think>{% endgeneration %}<|im_end|>"
     )
     assert shown(read(source, user("u"), assistant("a"))).endswith("⟦a</think><|im_end|>⟧\n")
+
+
+@pytest.mark.parametrize("tags", [("<hm>", "<hop>"), ("[HM]", "[HOP]")])
+def test_a_turn_does_not_begin_inside_of_a_tag(tags: tuple[str, str]) -> None:
+    """Two tags that are no tokens begin alike and have nothing in common."""
+    opens, calls = tags
+    source = SYSTEM_BY_DEFAULT.replace("assistant\n", f"assistant\n{opens}").replace(
+        "message['content'] + '",
+        f"('{calls}' if message.role == 'assistant' else '') + message['content'] + '",
+    )
+    reading = read(source, user("u"), assistant("a"))
+    assert shown(reading).endswith(f"⟦{calls}a<|im_end|>⟧\n")
+    assert codes(reading) == [("partial-prompt", 1)]
 
 
 def test_the_last_of_several_special_tokens_ends_a_turn() -> None:

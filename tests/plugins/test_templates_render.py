@@ -79,6 +79,7 @@ def test_the_clock_can_be_held() -> None:
         "{% set n = namespace(a=1) %}{% set n.__class__ = 1 %}",
         "{% for %}",
         "{{ 1 / 0 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
 )
 def test_templates_stay_in_the_sandbox_and_every_failure_is_a_refusal(source: str) -> None:

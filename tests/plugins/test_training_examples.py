@@ -12,8 +12,10 @@ from posttrain.contracts.stage import Level
 from posttrain.contracts.trainer import Example, Supervise
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import format_of
+from posttrain_plugins.templates.reading import Note
 from posttrain_plugins.trainers.dpo import Dpo
 from posttrain_plugins.trainers.sft import Sft
+from posttrain_plugins.training.accounts import Account
 from posttrain_plugins.training.examples import Prepared, prepare
 
 
@@ -300,6 +302,27 @@ def test_tokens_of_images_are_never_cut(truncation: str, prompt: str, kept: bool
 def test_what_a_template_does_is_told_once_a_row():
     found = prepared([{"prompt": "P_", "completion": "a"}, {"prompt": "P", "completion": "a"}])
     assert said(found) == ["1 row(s): trims it (row 1)"]
+
+
+def test_every_field_that_a_row_loses_is_told():
+    account = Account()
+    lost = [("no `name`", 1), ("no `tool_calls`", 1), ("no `name`", 3)]
+    account.remark(0, [Note("dropped-field", message, turn) for message, turn in lost])
+    assert account.remarks.counts == {"no `name`": 1, "no `tool_calls`": 1}
+
+
+def test_what_takes_nothing_away_is_a_note_and_a_lost_field_a_warning():
+    account, other = Account(), Account()
+    account.remark(
+        0, [Note("dropped-field", "shows no tools"), Note("dropped-field", "shows no `tool_calls`")]
+    )
+    other.remark(1, [Note("trimmed", "trims `content`"), Note("dropped-field", "shows no tools")])
+    account.take(other)
+    assert [(level.value, text) for level, text in account.notes] == [
+        ("warning", "2 row(s): shows no tools (rows 1, 2)"),
+        ("warning", "1 row(s): shows no `tool_calls` (row 1)"),
+        ("note", "1 row(s): trims `content` (row 2)"),
+    ]
 
 
 def test_many_sorts_of_remarks_are_told_in_a_few_lines():

@@ -11,7 +11,8 @@ from helpers.training import completion_rows, context_for, dataset_artifact, mod
 from pydantic import ValidationError
 
 from posttrain.artifacts.manifest import Artifact
-from posttrain.contracts.stage import VolatileMark
+from posttrain.contracts.stage import Level, VolatileMark
+from posttrain.pipeline import Pipeline, Selection
 from posttrain_plugins.trainers.dpo import DpoOptions
 from posttrain_plugins.trainers.sft import SftOptions
 from posttrain_plugins.training.options import Lora, TrainingOptions
@@ -236,3 +237,11 @@ def test_a_validated_config_validates_again():
 )
 def test_one_target_module_is_a_list_of_one(given: Any, kept: Any):
     assert Lora(target_modules=given).target_modules == kept
+
+
+def test_the_recipes_smoke_run_is_planned_without_a_warning(tmp_path: Path) -> None:
+    for tiny in (False, True):
+        plan = Pipeline.find("quickstart").plan(tmp_path / ".posttrain", selection=Selection(tiny=tiny))
+        found = [finding for node in plan.nodes.values() for finding in node.findings]
+        assert found and {finding.level for finding in found} == {Level.NOTE}
+        assert plan.graph.nodes["sft"].config.batch_size == (8 if tiny else 64)

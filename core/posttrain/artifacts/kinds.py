@@ -68,6 +68,7 @@ class DatasetFacts(_Facts):
     conversational: bool | None = Field(
         default=None, description="whether any row holds messages, which need a chat template"
     )
+    calls: bool | None = Field(default=None, description="whether any row holds calls of tools")
     longest: int | None = Field(default=None, description="characters of the longest row")
     flaws: dict[str, int] | None = Field(
         default=None, description="rows by what is odd about them, such as `identical_pairs`"
@@ -88,6 +89,9 @@ class PolicyFacts(_Facts):
     layers: int | None = None
     width: int | None = None
     vocabulary: int | None = Field(default=None, description="size of the tokenizer, added tokens included")
+    reachable: int | None = Field(
+        default=None, description="one more than the highest id that texts and the template give"
+    )
     embeddings: int | None = Field(default=None, description="rows of the input embedding")
     context: int | None = Field(default=None, description="longest sequence in tokens")
     tokenizer: str | None = Field(
@@ -95,12 +99,17 @@ class PolicyFacts(_Facts):
     )
     template: TemplateFingerprint | None = None
     has_template: bool | None = None
+    template_name: str | None = Field(
+        default=None,
+        description="the template of the library that it will have, while what that renders is not known",
+    )
     overruled: tuple[str, ...] | None = Field(
         default=None, description="files that hold another chat template than the one that counts"
     )
     opens: bool | None = Field(
         default=None, description="whether the generation prompt is what the template puts before an answer"
     )
+    calls: bool | None = Field(default=None, description="whether the template shows calls of tools")
     bos_twice: bool | None = Field(
         default=None, description="whether the template prints BOS and the tokenizer would add another"
     )

@@ -58,7 +58,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="STAGE|ARTIFACT|RULE",
-            help="A stage, the start of a digest, or a rule's code such as H012.",
+            help="A stage, the start of a digest, or a rule by its code, such as H012, or its name.",
         ),
     ] = None,
     workspace: Workspace = DEFAULT_WORKSPACE,
@@ -85,7 +85,7 @@ def explain(
             fix="`posttrain explain --rules` lists the rules",
         )
     store = Store(workspace.absolute())
-    if ruleview.names_rule(what) and what not in Past.of(store).newest():
+    if what not in Past.of(store).newest() and ruleview.names_rule(what, files or ()):
         ruleview.show_rule(what, files or (), as_json)
         return
     trees = [ancestry(store, digest) for digest in dict.fromkeys(_digests(store, what).values())]

@@ -15,13 +15,20 @@ from typing import Any, Protocol
 
 from posttrain.cli.measures import duration, figures
 from posttrain.cli.output import console, printable, say
+from posttrain.contracts.stage import Level
 
 _PLAIN_EVERY = 10.0
 """Seconds between two progress lines of a stage without a terminal."""
 
 
 class View(Protocol):
-    """Something that shows a run's events."""
+    """Something that shows a run's events.
+
+    Attributes:
+        warnings: What was warned of so far, each thing once, for the end of the run.
+    """
+
+    warnings: list[str]
 
     def observe(self, event: dict[str, Any]) -> None:
         """Take one journal entry or stage event; called from several threads."""
@@ -43,8 +50,18 @@ def view(nodes: Sequence[str], *, quiet: bool) -> Iterator[View]:
 class Silent:
     """Shows nothing."""
 
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
     def observe(self, event: dict[str, Any]) -> None:
-        """Ignore the event."""
+        """Keep warnings alone."""
+        heed(event, self.warnings)
+
+
+def heed(event: Mapping[str, Any], warnings: list[str]) -> None:
+    """Keep what an event warns of."""
+    if event["type"] == "note" and _warns(event) and (told := _said(event)) not in warnings:
+        warnings.append(told)
 
 
 @dataclass
@@ -105,11 +122,13 @@ class PlainView:
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
         self._told: dict[str, float] = {}
+        self.warnings: list[str] = []
         self._lock = threading.Lock()
 
     def observe(self, event: dict[str, Any]) -> None:
         """Print what happened, progress at most every ten seconds."""
         with self._lock:
+            heed(event, self.warnings)
             if event["type"] == "note":
                 say(_note(event))
             node = event.get("node")
@@ -137,6 +156,7 @@ class LiveView:
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._lines = {node: Line(node) for node in nodes}
+        self.warnings: list[str] = []
         self._lock = threading.Lock()
 
     @contextmanager
@@ -150,11 +170,12 @@ class LiveView:
     def observe(self, event: dict[str, Any]) -> None:
         """Update the table; print notes above it."""
         with self._lock:
+            heed(event, self.warnings)
             node = event.get("node")
             if node:
                 self._lines.setdefault(node, Line(node)).take(event)
         if event["type"] == "note":
-            console().print(printable(_note(event)), style="dim")
+            console().print(printable(_note(event)), style="yellow" if _warns(event) else "dim")
 
     def table(self) -> Any:
         """Return the table as it stands."""
@@ -181,8 +202,16 @@ class LiveView:
 
 
 def _note(event: Mapping[str, Any]) -> str:
+    return f"{'warning' if _warns(event) else 'note'}: {_said(event)}"
+
+
+def _said(event: Mapping[str, Any]) -> str:
     at = f"{event['node']}: " if event.get("node") else ""
-    return f"note: {at}{event['message']}"
+    return f"{at}{event['message']}"
+
+
+def _warns(event: Mapping[str, Any]) -> bool:
+    return Level(event.get("level", Level.NOTE)) is not Level.NOTE
 
 
 _BROKEN = ("failed", "interrupted")

@@ -8,9 +8,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.cli.findingview import show_findings
 from posttrain.cli.measures import amount, figures, size
 from posttrain.cli.output import console, printable, say
-from posttrain.contracts.stage import Estimate, Finding, Level
+from posttrain.contracts.stage import Estimate
 from posttrain.planning.plan import NodePlan, Plan, Standing
 
 _COLOURS = {
@@ -20,7 +21,6 @@ _COLOURS = {
     Standing.WAITS: "yellow",
     Standing.BLOCKED: "magenta",
 }
-_LEVELS = {Level.ERROR: "red", Level.WARNING: "yellow", Level.NOTE: "dim"}
 
 
 _WHOLE = frozenset({"run", "artifact"})
@@ -40,7 +40,7 @@ def show_plan(plan: Plan) -> None:
         )
     console().print(Text(f"plan of {printable(plan.name)}", style="bold"))
     console().print(table)
-    _show_findings(finding for node in plan.nodes.values() for finding in node.findings)
+    show_findings(finding for node in plan.nodes.values() for finding in node.findings)
     _show_drift(plan)
     for command in dict.fromkeys(" ".join(node.launch) for node in plan.nodes.values()):
         console().print(f"\nstage process: {printable(command)}", style="dim", soft_wrap=True)
@@ -109,23 +109,6 @@ def _estimate(estimate: Estimate) -> str:
     if estimate.note:
         parts.append(estimate.note)
     return ", ".join(parts)
-
-
-def _show_findings(findings: Iterable[Finding]) -> None:
-    """Print each finding once, with all the places it is about."""
-    places: dict[tuple[Any, ...], list[str]] = {}
-    for each in findings:
-        at = f"{each.node}.{each.port}" if each.port else each.node
-        places.setdefault((each.level, each.certainty, each.label, each.message, each.fix), []).append(at)
-    if places:
-        console().print("\nhand-offs", style="bold")
-    for (level, certainty, label, message, fix), nodes in places.items():
-        line = Text(f"  {level.value:<8}", style=_LEVELS[level])
-        line.append(f"{certainty.value:<10}", style="dim")
-        line.append(printable(f"{', '.join(nodes)}: {message} [{label}]"), style="default not dim")
-        console().print(line)
-        if fix:
-            console().print(Text(f"{'':<20}fix: {printable(fix)}", style="dim"))
 
 
 def _show_drift(plan: Plan) -> None:

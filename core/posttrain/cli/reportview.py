@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -24,10 +25,12 @@ _COLOURS = {
 }
 BROKEN = (NodeStatus.FAILED, NodeStatus.INTERRUPTED)
 """Ends whose text is shown below the table, as an error with all its parts."""
+_REPEATED = 10
+"""How many warnings are repeated below the table."""
 
 
-def show_report(report: RunReport, workspace: Path) -> None:
-    """Print stage, time, key figures and artifacts of a run, then what went wrong and how to go on."""
+def show_report(report: RunReport, workspace: Path, warnings: Sequence[str] = ()) -> None:
+    """Print stage, time, key figures and artifacts of a run, what was warned of, what went wrong, how to go on."""
     store = Store(workspace)
     table = table_of("stage", "status", "time", "key figures", "artifact")
     for result in report.results.values():
@@ -40,6 +43,7 @@ def show_report(report: RunReport, workspace: Path) -> None:
         )
     console().print()
     console().print(table)
+    _show_warnings(warnings)
     for result in report.results.values():
         if result.status in BROKEN:
             _show_error(result)
@@ -51,10 +55,23 @@ def told(result: NodeResult) -> str:
     return "" if result.status in BROKEN else figures(result.figures) or result.summary
 
 
+def _show_warnings(warnings: Sequence[str]) -> None:
+    """Repeat what scrolled away while the run went on."""
+    if not warnings:
+        return
+    console().print(Text(f"\n{len(warnings)} warning{'s' * (len(warnings) > 1)}", style="bold yellow"))
+    for text in warnings[:_REPEATED]:
+        console().print(Text(f"  warning: {printable(text)}"), soft_wrap=True)
+    if len(warnings) > _REPEATED:
+        say(f"  and {len(warnings) - _REPEATED} more above")
+
+
 def _go_on(report: RunReport) -> str:
-    return (
-        f" (go on with `posttrain resume {report.run}`)" if report.status in ("failed", "interrupted") else ""
-    )
+    if report.to_mend:
+        return " (mend what is named above, then `posttrain run` again; what is done is reused)"
+    if report.status in ("failed", "interrupted"):
+        return f" (go on with `posttrain resume {report.run}`)"
+    return ""
 
 
 def _show_error(result: NodeResult) -> None:

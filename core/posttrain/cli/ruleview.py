@@ -9,13 +9,19 @@ from typing import Any
 
 from posttrain.cli.output import print_json, say
 
-_CODE = re.compile(r"[A-Z]+[0-9]+")
-"""Looser than a code is, so that `H1` is taken for a rule; names of stages and digests are in small letters."""
+_CODE = re.compile(r"[A-Za-z]+[0-9]+")
+"""Looser than a code is, so that `H1` is taken for a rule."""
+_DIGEST = re.compile(r"[0-9a-f]+")
 
 
-def names_rule(text: str) -> bool:
-    """Whether a text can only be meant as a rule's code."""
-    return _CODE.fullmatch(text) is not None
+def names_rule(text: str, files: Sequence[Path]) -> bool:
+    """Whether a text is the name of a rule, or looks like a code; the letters of `a1b2` may be a digest's."""
+    from posttrain.contracts.registration import Group
+    from posttrain.registry.discovery import discover
+
+    if _DIGEST.fullmatch(text) is not None:
+        return False
+    return _CODE.fullmatch(text) is not None or text.lower() in discover(files).names(Group.RULE)
 
 
 def show_rule(code: str, files: Sequence[Path], as_json: bool) -> None:

@@ -108,7 +108,7 @@ def run(
         report = loaded.run(
             workspace, runner=runner, selection=selection, observer=watching.observe, plan=planned
         )
-    _conclude(report, workspace, planned.warnings, as_json=as_json)
+    _conclude(report, workspace, planned.warnings, watching.warnings, as_json=as_json)
 
 
 def resume(
@@ -136,7 +136,7 @@ def resume(
         warn(warnings)
     with reserved(as_json), view((), quiet=quiet or as_json) as watching:
         report = Pipeline.resume(workspace, record.run, runner=runner, observer=watching.observe)
-    _conclude(report, workspace, warnings, as_json=as_json)
+    _conclude(report, workspace, warnings, watching.warnings, as_json=as_json)
 
 
 def _selection(only: list[str] | None, start: list[str] | None, tiny: bool) -> Selection:
@@ -165,13 +165,15 @@ def _nothing_to_do(loaded: Pipeline, planned: Plan, workspace: Path, *, quiet: b
     _leave(status)
 
 
-def _conclude(report: RunReport, workspace: Path, warnings: tuple[str, ...], *, as_json: bool) -> None:
+def _conclude(
+    report: RunReport, workspace: Path, warnings: tuple[str, ...], heard: list[str], *, as_json: bool
+) -> None:
     if as_json:
-        print_json({**_as_dict(report), "warnings": list(warnings)})
+        print_json({**_as_dict(report), "warnings": [*warnings, *heard]})
     else:
         from posttrain.cli.reportview import show_report
 
-        show_report(report, workspace)
+        show_report(report, workspace, heard)
     _leave(report.status)
 
 

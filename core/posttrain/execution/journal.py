@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from posttrain.artifacts.files import guarded
 from posttrain.contracts.runner import NodeStatus
+from posttrain.contracts.stage import Level
 from posttrain.errors import StoreError
 
 JOURNAL = "journal.jsonl"
@@ -75,6 +76,7 @@ class RunNote(_Entry):
     """Something about the run as a whole, such as a tracker's outage."""
 
     type: Literal["note"] = "note"
+    level: Level = Level.NOTE
     message: str
 
 

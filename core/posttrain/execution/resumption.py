@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from posttrain.errors import StoreError
 from posttrain.execution.records import (
@@ -17,6 +18,8 @@ from posttrain.execution.records import (
 
 UNFINISHED = frozenset({"killed", "interrupted", "failed"})
 """The statuses of a run that broke off. A damaged one cannot be gone on with."""
+_TO_MEND = frozenset({"SpecError", "SpecProblems", "DataError", "HandoffError"})
+"""Errors that come from what the pipeline says or from its data."""
 
 
 def resumable(workspace: Path, run: str | None = None) -> RunRecord:
@@ -42,9 +45,22 @@ def resumable(workspace: Path, run: str | None = None) -> RunRecord:
 def suggested(states: Sequence[RunState]) -> RunRecord | None:
     """Return the newest run worth going on with: it broke off, and no run of its pipeline came later.
 
+    One that options or data made fail would fail again.
+
     Args:
         states: Runs, oldest first.
     """
     last = {state.pipeline: state.record for state in states if state.damage is None}
-    broken = [state.record for state in states if state.status in UNFINISHED]
+    broken = [state.record for state in states if state.status in UNFINISHED and not _repeats(state)]
     return next((record for record in reversed(broken) if record in last.values()), None)
+
+
+def repeats(errors: Iterable[Mapping[str, Any] | None]) -> bool:
+    """Whether errors of failed nodes, at least one, all lie in options or data: going on would meet them again."""
+    kinds = [(error or {}).get("type") for error in errors]
+    return bool(kinds) and all(kind in _TO_MEND for kind in kinds)
+
+
+def _repeats(state: RunState) -> bool:
+    ended = [node.ended for node in state.nodes.values() if node.ended is not None]
+    return state.status == "failed" and repeats(each.error for each in ended if each.status == "failed")

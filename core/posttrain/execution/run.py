@@ -13,7 +13,7 @@ from typing import Any, Literal
 from posttrain.artifacts.locks import held
 from posttrain.artifacts.store import KeyRecord, Store
 from posttrain.contracts.runner import NodeResult, NodeStatus
-from posttrain.contracts.stage import Input
+from posttrain.contracts.stage import Input, Level
 from posttrain.errors import Interrupted, PosttrainError, StageError
 from posttrain.execution.binding import Bound, bind, declared_secrets
 from posttrain.execution.blame import explain
@@ -165,9 +165,9 @@ class PipelineRun:
         """Whether the run was asked to stop."""
         return self.stop.requested
 
-    def note(self, message: str) -> None:
+    def note(self, message: str, level: Level = Level.NOTE) -> None:
         """Put a note into the journal and tell the observer."""
-        self._enter(RunNote(message=self._redactor.text(message)))
+        self._enter(RunNote(message=self._redactor.text(message), level=level))
 
     def perform(self, node: str) -> NodeResult:
         """Bind, reuse or run one node, journal it, and return its end."""
@@ -218,7 +218,7 @@ class PipelineRun:
                     fix="run the whole pipeline once, or select from an earlier stage",
                 )
             for warning in bound.warnings:
-                self.note(f"{node.name}: {warning}")
+                self.note(f"{node.name}: {warning}", Level.WARNING)
             result = self._builder.build(bound, lock, lambda started: self._started(trace, started))
             self._require_same_sources(bound, result)
             record = commit(self._store, bound, result, self.run, trace.seconds)

@@ -18,6 +18,7 @@ from posttrain.errors import (
     SpecError,
     StageError,
 )
+from posttrain.execution.resumption import repeats
 from posttrain.execution.run import PipelineRun
 from posttrain.execution.signals import on_stop_signals
 from posttrain.registry.isolation import undisturbed
@@ -54,6 +55,12 @@ class RunReport:
         """What the command reports to the shell."""
         return exit_code(self.status)
 
+    @property
+    def to_mend(self) -> bool:
+        """Whether options or data made it fail: it would fail again in the same way until they are mended."""
+        failed = [result for result in self.results.values() if result.status is NodeStatus.FAILED]
+        return repeats(result.error for result in failed)
+
     def require_completed(self) -> RunReport:
         """Return the report of a completed run; for scripts that go on with what the run made.
 
@@ -69,8 +76,13 @@ class RunReport:
             f"run {self.run} ended {self.status}",
             where=None if first is None else first.node,
             found=None if first is None else first.summary or first.status.value,
-            fix=f"posttrain resume {self.run}" if self.status in ("failed", "interrupted") else None,
+            fix=self._fix(),
         )
+
+    def _fix(self) -> str | None:
+        if self.to_mend:
+            return "mend what is named there, then run again; what is done is reused"
+        return f"posttrain resume {self.run}" if self.status in ("failed", "interrupted") else None
 
 
 def execute(

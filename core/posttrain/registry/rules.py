@@ -37,21 +37,23 @@ def rulebook(catalogue: Catalogue) -> dict[str, Ruling]:
 
 
 def ruling(catalogue: Catalogue, code: str) -> Ruling:
-    """Return the rule of a code.
+    """Return the rule of a code or of a name, however their letters are written.
 
     Raises:
         SpecError: There is none.
     """
     book = rulebook(catalogue)
-    if code not in book:
+    named = {found.name.lower(): own for own, found in book.items()}
+    known = named.get(code.lower(), code if code in book else code.upper())
+    if known not in book:
         raise SpecError(
             "no rule has this code",
             where="posttrain explain",
             found=code,
             expected=f"one of {listed(book)}",
-            fix=did_you_mean(code, book),
+            fix=did_you_mean(code.upper(), book),
         )
-    return book[code]
+    return book[known]
 
 
 def require_own_code(catalogue: Catalogue, name: str, book: Mapping[str, Ruling] | None = None) -> type[Rule]:

@@ -9,9 +9,11 @@ import typer
 
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, print_json, reserved, say
 from posttrain_plugins.commands.sources import (
+    Columns,
     Data,
     FormatName,
     Overwrite,
+    PluginFiles,
     dataset,
     options,
     require_free,
@@ -38,6 +40,8 @@ def dedup(
         Path | None, typer.Option("--clusters", metavar="FILE", help="Where every cluster is written.")
     ] = None,
     format: FormatName = None,
+    columns: Columns = None,
+    files: PluginFiles = None,
     overwrite: Overwrite = False,
     workspace: Workspace = DEFAULT_WORKSPACE,
     as_json: Json = False,
@@ -52,7 +56,7 @@ def dedup(
     config = options(DedupConfig, given, "posttrain data dedup")
     require_free([path for path in (output, clusters) if path is not None], overwrite)
     with reserved(as_json):
-        rows = dataset(data, workspace.absolute(), format)
+        rows = dataset(data, workspace.absolute(), format, columns=columns, files=files)
         found = find(rows.read, rows.format, config)
         report = report_of(found, rows.read, rows.format, config)
         if output is not None:
@@ -60,8 +64,11 @@ def dedup(
         if clusters is not None:
             write_jsonl(clusters, cluster_lines(found.clusters))
     if as_json:
-        print_json({"data": rows.name, "output": None if output is None else str(output), **report})
+        names = {"data": rows.name, "output": None if output is None else str(output)}
+        print_json({**names, "notes": list(rows.notes), **report})
     else:
+        for note in rows.notes:
+            say(note)
         _show(found.summary(), report, output)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +11,20 @@ import typer
 
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, reserved, say
 from posttrain.errors import SpecError
-from posttrain_plugins.commands.sources import Data, Dataset, FormatName, dataset, options
+from posttrain_plugins.commands.sources import (
+    Columns,
+    Data,
+    Dataset,
+    FormatName,
+    Overwrite,
+    PluginFiles,
+    dataset,
+    options,
+    require_free,
+)
 
 if TYPE_CHECKING:
-    from posttrain.artifacts.manifest import Artifact
+    from posttrain_plugins.inspection.finding import Found
     from posttrain_plugins.inspection.models import Model
     from posttrain_plugins.inspection.views import Inspection
 
@@ -23,6 +33,7 @@ _FEW, _MANY = 3, 50
 """Rows that are shown in a terminal, and on a page, unless they are named."""
 _MOST = 10_000
 """Rows that one range may name."""
+_PAGES = (".html", ".htm")
 _ROWS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -31,7 +42,9 @@ def inspect(
     model: Annotated[
         str,
         typer.Option(
-            "--model", "-m", help="A model directory, the start of a digest, NODE.PORT or NAME@ALIAS."
+            "--model",
+            "-m",
+            help="A model directory, the start of a digest, NODE, PIPELINE:NODE or NAME@ALIAS.",
         ),
     ],
     row: Annotated[
@@ -57,7 +70,16 @@ def inspect(
     first: Annotated[
         int | None, typer.Option("--first", min=1, help="Look at this many rows only, the first ones.")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Another chat template than the model's: of the library, or a file."
+        ),
+    ] = None,
     format: FormatName = None,
+    columns: Columns = None,
+    files: PluginFiles = None,
+    overwrite: Overwrite = False,
     workspace: Workspace = DEFAULT_WORKSPACE,
     as_json: Json = False,
 ) -> None:
@@ -67,18 +89,21 @@ def inspect(
     """
     from posttrain_plugins.inspection.models import open_model
 
+    _require_page(html, overwrite)
     given = {"max_length": max_length, "truncation": truncation}
     chosen = {name: value for name, value in given.items() if value is not None} | _options(with_ or [])
     wanted = _wanted(row or [], _FEW if html is None else _MANY)
     with reserved(as_json):
-        opened = open_model(model, workspace.absolute())
+        opened = open_model(model, workspace.absolute(), template)
         tokenized = tokenized_dataset(data, workspace.absolute())
         if tokenized is not None:
-            looked = look_at_tokens(tokenized, data, opened, trainer, chosen, wanted)
+            looked = look_at_tokens(tokenized, data, opened, trainer, chosen, wanted, files or ())
         else:
-            rows = dataset(data, workspace.absolute(), format)
+            rows = dataset(data, workspace.absolute(), format, columns=columns, files=files)
             trouble = not row and html is not None
-            looked = look(rows, opened, trainer, chosen, wanted=wanted, trouble=trouble, first=first)
+            looked = look(
+                rows, opened, trainer, chosen, wanted=wanted, trouble=trouble, first=first, files=files or ()
+            )
         _require_shown(row or [], wanted, looked)
         if html is not None:
             _write(html, looked)
@@ -101,6 +126,7 @@ def look(
     wanted: Iterable[int] = (),
     trouble: bool = False,
     first: int | None = None,
+    files: Sequence[Path] = (),
 ) -> Inspection:
     """Look at a dataset.
 
@@ -112,48 +138,52 @@ def look(
         wanted: Indices of the rows to show.
         trouble: Whether to show the first row too that is left out for each reason.
         first: Look at this many rows only.
+        files: Local plugin files that may hold the trainer.
     """
     from posttrain_plugins.inspection.gathering import Subject, inspect
     from posttrain_plugins.inspection.trainers import form_of, preparation, takes
 
-    name, plugin = takes(rows.format, trainer)
-    form = form_of(rows.format)
+    name, plugin = takes(rows.format, trainer, files)
+    form = rows.form or form_of(rows.format)
     config = options(plugin.config, chosen, VERB) if plugin is not None else None
     directory = None if rows.artifact is None else rows.artifact.path
     prepared = preparation(plugin, config, form, model, directory)
-    subject = Subject(rows.name, rows.format, form, rows.read, rows.place, first)
+    subject = Subject(rows.title, rows.format, form, rows.read, rows.place, first)
     return inspect(subject, model, prepared, name, frozenset(wanted), examples_of_trouble=trouble)
 
 
-def tokenized_dataset(data: str, workspace: Path) -> Artifact | None:
+def tokenized_dataset(data: str, workspace: Path) -> Found | None:
     """Return the dataset of the store that a name means, where its rows are tokens; None otherwise."""
     from posttrain.artifacts.kinds import Kind
     from posttrain_plugins.data.tokens.token_rows import FORMATS
-    from posttrain_plugins.inspection.finding import find
+    from posttrain_plugins.inspection.finding import found
 
     if Path(data).exists():
         return None
-    artifact = find(data, workspace, frozenset({Kind.DATASET}))
-    return artifact if artifact.facts.format in FORMATS else None
+    given = found(data, workspace, frozenset({Kind.DATASET}))
+    return given if given.artifact.facts.format in FORMATS else None
 
 
 def look_at_tokens(
-    artifact: Artifact,
+    given: Found,
     data: str,
     model: Model,
     trainer: str | None,
     chosen: Mapping[str, Any],
     wanted: Iterable[int] = (),
+    files: Sequence[Path] = (),
 ) -> Inspection:
     """Look at a tokenized dataset; as `look` otherwise."""
     from posttrain_plugins.inspection.tokenized import Fit, inspect_tokens
     from posttrain_plugins.inspection.trainers import takes
 
-    name, plugin = takes(str(artifact.facts.format), trainer)
+    artifact = given.artifact
+    name, plugin = takes(str(artifact.facts.format), trainer, files)
     config: Any = options(plugin.config, chosen, VERB) if plugin is not None else None
     limit = model.context if config is None else config.max_length or model.context
     fit = Fit(name, limit, "keep_start" if config is None else config.truncation)
-    return inspect_tokens(artifact, data, model, fit, frozenset(wanted))
+    title = data if given.origin is None else f"{data} ({given.origin})"
+    return inspect_tokens(artifact, title, model, fit, frozenset(wanted))
 
 
 def _wanted(texts: Iterable[str], few: int) -> set[int]:
@@ -175,6 +205,17 @@ def _require_shown(named: Iterable[str], wanted: set[int], looked: Inspection) -
         raise SpecError(
             "there is no such row", where="--row", found=", ".join(named), expected=f"rows 1 to {looked.rows}"
         )
+
+
+def _require_page(path: Path | None, overwrite: bool) -> None:
+    """Refuse to write a page over something else, such as the data, and over another page unasked."""
+    if path is None:
+        return
+    if path.suffix.lower() not in _PAGES:
+        raise SpecError(
+            "a page needs a name that ends so", where="--html", found=str(path), expected=" or ".join(_PAGES)
+        )
+    require_free([path], overwrite)
 
 
 def _options(texts: Iterable[str]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,6 +16,12 @@ from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import StageConfig
 from posttrain.errors import DataError, SpecError
+from posttrain_plugins.commands.progress import Watched
+from posttrain_plugins.commands.wording import spoken
+
+if TYPE_CHECKING:
+    from posttrain.contracts.format import Format
+    from posttrain_plugins.inspection.finding import Found
 
 Row = dict[str, Any]
 Options = TypeVar("Options", bound=StageConfig)
@@ -23,11 +30,20 @@ Data = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="A file that `data.load` reads, NODE.PORT as last built, RUN:NODE.PORT, or the start of a digest.",
+        help="A file that `data.load` reads, NODE.PORT as last run, RUN:NODE.PORT, PIPELINE:NODE.PORT, "
+        "or the start of a digest.",
     ),
 ]
 FormatName = Annotated[
     str | None, typer.Option("--format", help="The rows' format, where it cannot be told from the columns.")
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--columns", metavar="OLD=NEW", help="Rename a column of a file; may be repeated."),
+]
+PluginFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--file", help="A local plugin file whose formats and trainers count too; may be repeated."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")]
 
@@ -41,30 +57,69 @@ class Dataset:
         format: Their format.
         read: Begins to read the rows anew.
         artifact: Where they are in the store, if they are.
-        places: Where each row stands in its file, such as `line 7`; none where rows are numbered.
+        standing: Reads where each row stands in its file, such as `line 7`; None where rows are numbered.
+        form: The format itself, where it is no built-in one.
+        origin: The pipeline and the run that a name of the store meant.
+        counts: Of a file, rows that were `read`, and of them `unsuited` and `silent` ones, which gave no row.
+        notes: What became of the rows of a file on the way to these.
     """
 
     name: str
     format: str
     read: Callable[[], Iterator[Row]]
     artifact: Artifact | None = None
-    places: Sequence[str] = ()
+    standing: Callable[[], Sequence[str]] | None = None
+    form: Format | None = None
+    origin: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name, with the run that it meant."""
+        return self.name if self.origin is None else f"{self.name} ({self.origin})"
+
+    @cached_property
+    def _places(self) -> Sequence[str]:
+        return () if self.standing is None else self.standing()
 
     def place(self, index: int) -> str:
         """Say where a row stands, given by its index."""
-        return self.places[index] if self.places else f"row {index + 1}"
+        return self._places[index] if self.standing is not None else f"row {index + 1}"
 
 
-def dataset(text: str, workspace: Path, format: str | None = None) -> Dataset:
+def dataset(
+    text: str,
+    workspace: Path,
+    format: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    files: Sequence[Path] | None = None,
+    skip_invalid: bool = False,
+) -> Dataset:
     """Open what a command was given: a file, or a dataset of the store.
+
+    Args:
+        text: How it is named.
+        workspace: The `.posttrain` directory.
+        format: The format's name; None recognises a built-in one.
+        columns: Columns of a file to rename, each as `OLD=NEW`.
+        files: Local plugin files that may hold the format.
+        skip_invalid: Leave out rows of a file that do not suit the format instead of refusing all.
 
     Raises:
         DataError: The file cannot be read, or its rows cannot be used.
+        SpecError: A column to rename is malformed, or the dataset is no file.
         StoreError: There is neither a file nor a dataset of that name.
     """
+    names = renamed(columns or ())
     if Path(text).exists():
-        return _file(Path(text), format)
-    artifact = _stored(text, workspace)
+        with spoken():
+            return _file(Path(text), format, names, files or (), skip_invalid)
+    if names:
+        raise SpecError("columns of a file alone can be renamed", where="--columns", found=text)
+    given = _stored(text, workspace)
+    artifact = given.artifact
     if format not in (None, artifact.facts.format):
         raise DataError(
             "this dataset has another format",
@@ -73,7 +128,40 @@ def dataset(text: str, workspace: Path, format: str | None = None) -> Dataset:
             expected=str(format),
             fix="leave `--format` out; `posttrain data convert` makes other formats",
         )
-    return stored(artifact, text)
+    return replace(stored(artifact, text), origin=given.origin)
+
+
+def renamed(texts: Iterable[str]) -> dict[str, str]:
+    """Return new names of columns by their old ones.
+
+    Raises:
+        SpecError: A text is not `OLD=NEW`.
+    """
+    names = {}
+    for text in texts:
+        old, _, new = text.partition("=")
+        if not old or not new:
+            raise SpecError("a column needs its old and its new name", where="--columns", found=text,
+                            expected="OLD=NEW, such as question=prompt")  # fmt: skip
+        names[old] = new
+    return names
+
+
+def format_given(name: str | None, files: Sequence[Path]) -> Format | None:
+    """Return a format that is no built-in one, from a plugin; None for a built-in one or none.
+
+    Raises:
+        PluginError: There is no such format.
+    """
+    from posttrain_plugins.data.formats import BUILT_IN
+
+    if name is None or name in BUILT_IN:
+        return None
+    from posttrain.contracts.registration import Group
+    from posttrain.registry.discovery import discover
+
+    form: Format = discover(files).make(Group.FORMAT, name)
+    return form
 
 
 def stored(artifact: Artifact, name: str) -> Dataset:
@@ -149,17 +237,38 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     return count
 
 
-def _file(path: Path, format: str | None) -> Dataset:
+def _file(
+    path: Path, format: str | None, columns: Mapping[str, str], files: Sequence[Path], skip_invalid: bool
+) -> Dataset:
     from posttrain_plugins.data.judging.cleaning import clean
-    from posttrain_plugins.data.reading.files import read_table
+    from posttrain_plugins.data.reading.files import open_file
 
-    table = read_table(path)
-    cleaned = clean(table, format=format, columns={}, drop_duplicates=False, limit=None)
-    places = table.places if len(table.places) == len(cleaned.rows) else ()
-    return Dataset(str(path), cleaned.format, lambda: iter(cleaned.rows), places=places)
+    form = format_given(format, files)
+    cleaned = clean(
+        Watched(open_file(path)),
+        format=format,
+        columns=columns,
+        drop_duplicates=False,
+        limit=None,
+        given=form,
+        skip_invalid=skip_invalid,
+    )
+
+    def places() -> list[str]:
+        return [place for place, _ in cleaned.entries()]
+
+    return Dataset(
+        str(path),
+        cleaned.format,
+        cleaned.read,
+        standing=places,
+        form=form if cleaned.format == format else None,
+        counts=cleaned.counts,
+        notes=cleaned.notes,
+    )
 
 
-def _stored(text: str, workspace: Path) -> Artifact:
-    from posttrain_plugins.inspection.finding import find
+def _stored(text: str, workspace: Path) -> Found:
+    from posttrain_plugins.inspection.finding import found
 
-    return find(text, workspace, frozenset({Kind.DATASET}))
+    return found(text, workspace, frozenset({Kind.DATASET}))

@@ -10,9 +10,11 @@ import typer
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, print_json, reserved, say, warn
 from posttrain.errors import SpecError
 from posttrain_plugins.commands.sources import (
+    Columns,
     Data,
     FormatName,
     Overwrite,
+    PluginFiles,
     dataset,
     options,
     require_free,
@@ -34,6 +36,8 @@ def split(
         str, typer.Option("--by", metavar="prompt|row|COLUMN", help="What stays together in one part.")
     ] = "prompt",
     format: FormatName = None,
+    columns: Columns = None,
+    plugins: PluginFiles = None,
     overwrite: Overwrite = False,
     workspace: Workspace = DEFAULT_WORKSPACE,
     as_json: Json = False,
@@ -49,15 +53,18 @@ def split(
     files = {name: output / f"{name}.jsonl" for name in split_names(config.split)}
     require_free(files.values(), overwrite)
     with reserved(as_json):
-        rows = dataset(data, workspace.absolute(), format)
+        rows = dataset(data, workspace.absolute(), format, columns=columns, files=plugins)
         dealt = deal(rows.read, config, rows.format, rows.name)
         for name, file in files.items():
             write_jsonl(file, dealt.rows(name, rows.read()))
     if as_json:
         counts = dealt.counts()
         parts = {name: {"file": str(file), "rows": counts[name]} for name, file in files.items()}
-        print_json({"format": rows.format, "parts": parts, "shared_prompts": dealt.shared})
+        about = {"format": rows.format, "notes": list(rows.notes)}
+        print_json({**about, "parts": parts, "shared_prompts": dealt.shared})
         return
+    for note in rows.notes:
+        say(note)
     for name, count in dealt.counts().items():
         say(f"{count:>8} rows  {files[name]}")
     warn([shared_prompts(dealt)] if dealt.shared else [])

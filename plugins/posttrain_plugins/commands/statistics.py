@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, reserved
 from posttrain_plugins.commands.inspect import look, look_at_tokens, tokenized_dataset
-from posttrain_plugins.commands.sources import Data, Dataset, FormatName, dataset
+from posttrain_plugins.commands.sources import Columns, Data, Dataset, FormatName, PluginFiles, dataset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +27,8 @@ def statistics(
         typer.Option("--model", "-m", help="A model, for tokens too; as `posttrain data inspect` takes it."),
     ] = None,
     format: FormatName = None,
+    columns: Columns = None,
+    files: PluginFiles = None,
     workspace: Workspace = DEFAULT_WORKSPACE,
     as_json: Json = False,
 ) -> None:
@@ -33,7 +37,8 @@ def statistics(
     With a model also tokens, and the share of them that is learned, of the rows that training takes.
     """
     with reserved(as_json):
-        found, looked = _found(data, model, workspace.absolute(), format)
+        opened = partial(dataset, data, workspace.absolute(), format, columns=columns, files=files)
+        found, looked = _found(data, model, workspace.absolute(), opened, files or ())
     if as_json:
         print_json(found.as_dict() if looked is None else {**found.as_dict(), "model": asdict(looked)})
         return
@@ -45,18 +50,18 @@ def statistics(
 
 
 def _found(
-    data: str, model: str | None, workspace: Path, format: str | None
+    data: str, model: str | None, workspace: Path, rows: Callable[[], Dataset], files: Sequence[Path]
 ) -> tuple[Statistics, ModelView | None]:
     from posttrain_plugins.inspection.models import open_model
 
     if model is None:
-        return _counted(dataset(data, workspace, format)), None
+        return _counted(rows()), None
     opened = open_model(model, workspace)
     tokenized = tokenized_dataset(data, workspace)
     if tokenized is not None:
         looked = look_at_tokens(tokenized, data, opened, None, {})
     else:
-        looked = look(dataset(data, workspace, format), opened, None, {})
+        looked = look(rows(), opened, None, {}, files=files)
     return looked.statistics, looked.model
 
 
@@ -64,7 +69,7 @@ def _counted(rows: Dataset) -> Statistics:
     from posttrain_plugins.inspection.statistics import Census
     from posttrain_plugins.inspection.trainers import form_of
 
-    census, form = Census(rows.format), form_of(rows.format)
+    census, form = Census(rows.format), rows.form or form_of(rows.format)
     for row in rows.read():
         census.add(row, form.passages(row))
     return census.statistics()

@@ -28,6 +28,7 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.derivation import write_derived
 from posttrain_plugins.data.formats import CANONICAL, FORMATS, format_of
 from posttrain_plugins.data.formats.routes import Route, route, with_turns
+from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.data.rows import stream_rows
 
 _LOST = {"nothing": "gave none", "invalid": "would not have suited it"}
@@ -146,6 +147,7 @@ def run(context: StageContext) -> Outcome:
 
 def told(counts: Counter[str], path: Route) -> str:
     """Return one line for people."""
-    line = f"{counts['rows']} {path.formats[0]} rows became {counts['made']} {path.formats[-1]} rows"
+    read = counted(counts["rows"], f"{path.formats[0]} row")
+    line = f"{read} became {counted(counts['made'], f'{path.formats[-1]} row')}"
     lost = [f"{counts[name]} {what}" for name, what in _LOST.items() if counts[name]]
     return f"{line} ({', '.join(lost)})" if lost else line

@@ -45,6 +45,7 @@ class Summary:
         self.count = 0
         self._columns: tuple[str, ...] | None = None
         self._turns = False
+        self._calls = False
         self._longest = 0
         self._flaws: Counter[str] = Counter()
         self._repeats = Repeats(format, self.format.columns)
@@ -54,6 +55,7 @@ class Summary:
         self.count += 1
         passages = self.format.passages(row)
         self._turns = self._turns or any(passage.conversational for passage in passages)
+        self._calls = self._calls or any(map(_calls, passages))
         self._longest = max(self._longest, *map(_characters, passages))
         self._columns = shared_columns(self._columns, row, self.format)
         self._flaws.update(flaws_of(row, self.name))
@@ -73,6 +75,7 @@ class Summary:
             rows=self.count,
             policy=policy,
             conversational=self._turns,
+            calls=self._calls,
             longest=self._longest,
             flaws=dict(sorted({**self._flaws, **self._repeats.counts()}.items())),
         )
@@ -261,6 +264,13 @@ def _turn(message: Mapping[str, Any]) -> list[Any]:
 
 def _hash(value: Any) -> str:
     return digest_of(value)[:_HASH_LENGTH]
+
+
+def _calls(passage: Passage) -> bool:
+    """Whether a turn of a passage calls tools."""
+    parts = (passage.prompt, passage.completion)
+    turns = (turn for part in parts if part is not None and not isinstance(part, str) for turn in part)
+    return any(turn.get("tool_calls") for turn in turns)
 
 
 def _characters(passage: Passage) -> int:

@@ -20,6 +20,7 @@ from posttrain.contracts.stage import (
 )
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import FORMATS, format_of
+from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.data.judging.checks import CHECKS, Check, longer_than
 from posttrain_plugins.data.judging.validation import Report, inspect
 from posttrain_plugins.data.reports import write_report
@@ -95,7 +96,10 @@ def run(context: StageContext) -> Outcome:
     entries = ((f"row {number}", row) for number, row in enumerate(_told(context, data), 1))
     report = inspect(entries, format_of(name), name, checks_of(config))
     if refused(report, config):
-        lines = [f"{each.count} rows: {each.title}, such as {_example(each)}" for each in report.problems]
+        lines = [
+            f"{counted(each.count, 'row')}: {each.title}, such as {_example(each)}"
+            for each in report.problems
+        ]
         raise DataError(
             report.summary(),
             where=data.ref,
@@ -110,7 +114,7 @@ def run(context: StageContext) -> Outcome:
     )
     context.describe("report", Kind.REPORT, ReportFacts(report=REPORT, figures=report.figures()))
     for problem in report.problems:
-        context.note(f"{problem.count} rows: {problem.title}", problem.level)
+        context.note(f"{counted(problem.count, 'row')}: {problem.title}", problem.level)
     return Outcome(figures=report.figures(), summary=report.summary())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
-from posttrain_plugins.handoffs.lineage import kin, named, policies, short, trains
+from posttrain_plugins.handoffs.lineage import kin, named, policies, same, short, trains
 
 REFERENCE = "reference"
 """What the port of a separate reference policy is called."""
@@ -98,17 +98,9 @@ class ReferenceOther(Rule):
             return
         for reference in site.inputs.get(REFERENCE, ()):
             for policy in site.inputs.get("model", ()):
-                if policy.origin != reference.origin and not _same(policy, reference):
+                if policy.origin != reference.origin and not same(policy, reference):
                     message = f"training starts from {named(policy)}, but the reference is {named(reference)}"
                     yield self.finding(message, policy, reference, port=REFERENCE)
-
-
-def _same(one: Input, other: Input) -> bool:
-    return (
-        one.artifact is not None
-        and other.artifact is not None
-        and one.artifact.digest == other.artifact.digest
-    )
 
 
 def _at(site: Site, kind: Kind) -> list[tuple[str, Input]]:

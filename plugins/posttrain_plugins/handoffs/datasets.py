@@ -96,7 +96,8 @@ class RowsLong(Rule):
     """The longest row is surely longer than `max_length`.
 
     What is cut off is mostly the end of answers, and with it the end of turn. How many rows that are is known when
-    they are tokenized, and then said; here the longest row's characters are compared, as far as that tells.
+    they are tokenized, and then said; here the longest row's characters are compared, as far as that tells. Where the
+    stage's options name a `truncation`, its author has decided, and nothing is said.
     """
 
     code = "H063"
@@ -106,6 +107,8 @@ class RowsLong(Rule):
 
     def check(self, site: Site) -> Iterable[Finding]:
         """Compare characters with tokens; a tokenizer of single characters needs one for each."""
+        if "truncation" in getattr(site.config, "model_fields_set", ()):
+            return
         for port, data in trained_on(site):
             longest = data.facts.longest
             for _, policy in policies(site):

@@ -9,7 +9,7 @@ from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
 from posttrain_plugins.data.rows import asked_prompts, trained_prompts
-from posttrain_plugins.handoffs.lineage import datasets, named, policies, short, trained_on, trains
+from posttrain_plugins.handoffs.lineage import datasets, named, policies, same, short, trained_on, trains
 
 TEXT = "text"
 _EXAMPLES = 3
@@ -18,11 +18,13 @@ _EXAMPLES = 3
 class _Overlap(Rule):
     """Compares prompts of rows that are evaluated on with those of rows that are trained on."""
 
-    def overlaps(self, port: str, data: Input, source: Input, nodes: Sequence[str]) -> Iterable[Finding]:
+    def overlaps(
+        self, port: str, data: Input, source: Input, nodes: Sequence[str], level: Level | None = None
+    ) -> Iterable[Finding]:
         """Report what two datasets have in common, or that it cannot be told."""
         where = f"the training data of {', '.join(nodes)} ({source.origin})"
         if data.origin == source.origin:
-            yield self.finding(f"the evaluation data is {where}", data, source, port=port)
+            yield self.finding(f"the evaluation data is {where}", data, source, port=port, level=level)
             return
         if data.prompts is None or source.prompts is None:
             yield self.unknown(f"whether prompts of {data.origin} occur in {where} is not known yet", port)
@@ -40,7 +42,7 @@ class _Overlap(Rule):
                 f"{len(common)} of {len(asked)} evaluation prompts also occur in {where}, with the hashes "
                 f"{', '.join(common[:_EXAMPLES])}"
             )
-            yield self.finding(message, data, source, port=port)
+            yield self.finding(message, data, source, port=port, level=level)
 
 
 class Leakage(_Overlap):
@@ -72,7 +74,8 @@ class HeldOutLeakage(_Overlap):
     """Prompts of the set that a trainer evaluates on while it trains occur in what it trains on.
 
     The held-out loss falls with the training loss, and early stopping and the choice of the best checkpoint are
-    guided by rows that are known by heart.
+    guided by rows that are known by heart. What an earlier stage was trained on is only noted: pairs are often made
+    of the prompts of the demonstrations.
     """
 
     code = "H071"
@@ -87,7 +90,8 @@ class HeldOutLeakage(_Overlap):
         learned = trained_on(site)
         for port, data in datasets(site):
             for source, nodes in _training_data(site) if (port, data) not in learned else ():
-                yield from self.overlaps(port, data, source, nodes)
+                level = None if site.node in nodes else Level.NOTE
+                yield from self.overlaps(port, data, source, nodes, level)
 
 
 class ReportUnanswered(Rule):
@@ -157,7 +161,7 @@ class JudgedOther(Rule):
             for model in policies(site) if covered else ():
                 own = model[1]
                 if own.origin not in {each.origin for each in covered} and not any(
-                    _same(own, each) for each in covered
+                    same(own, each) for each in covered
                 ):
                     about = ", ".join(dict.fromkeys(each.origin for each in covered))
                     message = f"{report.origin} is about {about}, not about {own.origin}"
@@ -185,7 +189,7 @@ class SameCompared(Rule):
             for _, other in found[:index]:
                 if one.origin == other.origin:
                     yield self.finding(f"{one.origin} is compared with itself", one, other, port=port)
-                elif _same(one, other):
+                elif same(one, other):
                     message = f"{one.origin} and {other.origin} are one and the same model, {named(one)}"
                     yield self.finding(message, one, other, port=port)
 
@@ -247,12 +251,4 @@ def _figure_of(name: str, model: Input, report: Input) -> bool:
     inside = name.partition("[")[2].rstrip("]")
     return digest is not None and (
         digest.startswith(inside) if inside else report.facts.subjects == (digest,)
-    )
-
-
-def _same(one: Input, other: Input) -> bool:
-    return (
-        one.artifact is not None
-        and other.artifact is not None
-        and one.artifact.digest == other.artifact.digest
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from posttrain.artifacts.kinds import POLICY, Kind
+from posttrain.contracts.loss import Family
 from posttrain.contracts.rule import Site
 from posttrain.contracts.stage import Certainty, Input
 from posttrain.contracts.trainer import Trainer
@@ -44,6 +45,12 @@ def named(source: Input) -> str:
     return source.origin if source.artifact is None else f"{source.origin} ({short(source.artifact.digest)})"
 
 
+def same(one: Input, other: Input) -> bool:
+    """Whether two inputs are known to be one artifact."""
+    known = one.artifact is not None and other.artifact is not None
+    return known and one.artifact.digest == other.artifact.digest  # type: ignore[union-attr]
+
+
 def kin(site: Site) -> Iterator[tuple[str, Input, Input]]:
     """Yield the policies that reach a site, with their ports and the policies that each was made from."""
     for port, policy in policies(site):
@@ -69,6 +76,11 @@ def together(site: Site) -> Iterator[tuple[str, Input, Input]]:
     """Yield every two policies that a site takes, with the port of the second."""
     for (_, first), (port, second) in combinations(policies(site), 2):
         yield port, first, second
+
+
+def prefers(site: Site) -> bool:
+    """Whether a site trains on preference pairs, where it counts whose answers they are."""
+    return isinstance(site.stage, Trainer) and site.stage.family == Family.PREFERENCE
 
 
 def trains(site: Site) -> bool:
@@ -103,19 +115,18 @@ class Generated:
 
 
 def generator_of(site: Site, data: Input) -> Generated | None:
-    """Find the policy that generated a dataset: the only policy of the nearest site upstream that has any.
+    """Find the policy that generated a dataset: the only policy of the nearest sites upstream that have any.
 
-    Sites in between hand datasets on: splits and filters, and what tokenizes for a policy.
+    Sites in between hand datasets on: splits, filters and mixtures, and what tokenizes for a policy. A mixture of what
+    several policies generated is none's.
     """
-    for maker, source in _makers(site, data):
-        found = policies(maker)
-        if found and source.facts.tokens is None:
-            return Generated(maker, found[0][1]) if len(found) == 1 else None
-    return None
+    makers = _generators(site, data)
+    found = {policy.origin: Generated(maker, policy) for maker in makers for _, policy in policies(maker)}
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _makers(site: Site, data: Input) -> Iterator[tuple[Site, Input]]:
-    """Yield the site that made a dataset, with what it made, then those that made its datasets, nearest first."""
+def _generators(site: Site, data: Input) -> Iterator[Site]:
+    """Yield the nearest sites upstream of a dataset that hold policies, each once; not what they read themselves."""
     queue, seen = [(site, data)], set[str]()
     while queue:
         reader, source = queue.pop(0)
@@ -123,5 +134,7 @@ def _makers(site: Site, data: Input) -> Iterator[tuple[Site, Input]]:
         if maker is None or maker.node in seen:
             continue
         seen.add(maker.node)
-        yield maker, source
-        queue.extend((maker, each) for _, each in datasets(maker))
+        if policies(maker) and source.facts.tokens is None:
+            yield maker
+        else:
+            queue.extend((maker, each) for _, each in datasets(maker))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from posttrain.contracts.loss import Family
 from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
-from posttrain.contracts.trainer import Trainer
+from posttrain_plugins.data.judging.flaws import turned_round
 from posttrain_plugins.handoffs.lineage import (
     datasets,
     generator_of,
     named,
     policies,
+    prefers,
     short,
     trained_on,
     trainings,
 )
+
+_FEW = 0.01
+"""The share of rows from which on a flaw of some is worth a warning."""
 
 
 class OffPolicy(Rule):
@@ -34,7 +37,7 @@ class OffPolicy(Rule):
 
     def check(self, site: Site) -> Iterable[Finding]:
         """Compare generator and starting policy, by digest where both are known, else by where they come from."""
-        if not isinstance(site.stage, Trainer) or site.stage.family != Family.PREFERENCE:
+        if not prefers(site):
             return
         for port, data in trained_on(site):
             for at, policy in policies(site):
@@ -83,15 +86,22 @@ class PairsInverted(Rule):
     code = "H051"
     title = "preference pairs the wrong way round"
     level = Level.ERROR
-    fix = "swap `chosen` and `rejected` with `columns` where the data is loaded, or look at how they were scored"
+    fix = (
+        "swap the sides with `columns` where the data is loaded, and their scores with them, such as "
+        f"{turned_round(('score_chosen', 'score_rejected'))}; or look at how they were scored"
+    )
 
     def check(self, site: Site) -> Iterable[Finding]:
-        """Count them; half of the rows and more are an error, fewer a warning."""
+        """Count them; half of the rows and more are an error, fewer a warning, very few a note."""
         for port, data, count in flawed(site, "inverted_pairs"):
             rows = data.facts.rows
-            level = Level.ERROR if rows is None or 2 * count >= rows else Level.WARNING
+            level = Level.ERROR if rows is None or 2 * count >= rows else usual(count, rows)
             message = f"in {_of(count, rows)} of {data.origin} the rejected side has the better score"
-            yield self.finding(message, data, port=port, level=level)
+            swap = turned_round(data.facts.columns or ())
+            fix = f"swap the sides and their scores where the data is loaded: {swap}; or look at how they were scored"
+            yield self.finding(
+                message, data, port=port, level=level, fix=fix if data.facts.columns is not None else None
+            )
 
 
 class PairsIdentical(Rule):
@@ -107,9 +117,9 @@ class PairsIdentical(Rule):
     fix = "look at how the pairs were made; `temperature` above 0 makes samples differ"
 
     def check(self, site: Site) -> Iterable[Finding]:
-        """Count them; where every row is like that, it is an error."""
+        """Count them; where every row is like that, it is an error, and very few are a note."""
         for port, data, count in flawed(site, "identical_pairs"):
-            level = Level.ERROR if count == data.facts.rows else None
+            level = Level.ERROR if count == data.facts.rows else usual(count, data.facts.rows)
             message = f"in {_of(count, data.facts.rows)} of {data.origin} both sides are the same"
             yield self.finding(message, data, port=port, level=level)
 
@@ -127,10 +137,10 @@ class PairsContradict(Rule):
     fix = "keep the order that most annotators chose, or leave these prompts out"
 
     def check(self, site: Site) -> Iterable[Finding]:
-        """Count them."""
+        """Count them; very few are a note."""
         for port, data, count in flawed(site, "contradicting_pairs"):
             message = f"{_of(count, data.facts.rows)} of {data.origin} stand in both orders"
-            yield self.finding(message, data, port=port)
+            yield self.finding(message, data, port=port, level=usual(count, data.facts.rows))
 
 
 class SideConstant(Rule):
@@ -158,6 +168,11 @@ def flawed(site: Site, flaw: str) -> Iterator[tuple[str, Input, int]]:
         count = (data.facts.flaws or {}).get(flaw, 0)
         if count and (port, data) in trained_on(site):
             yield port, data, count
+
+
+def usual(count: int, rows: int | None) -> Level:
+    """Return how much rows with a flaw matter: most collections of pairs hold a few."""
+    return Level.NOTE if rows is not None and count < _FEW * rows else Level.WARNING
 
 
 def _of(count: int, rows: int | None) -> str:

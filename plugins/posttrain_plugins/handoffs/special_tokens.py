@@ -141,13 +141,14 @@ class PadIsEnd(Rule):
 class PadIsUnknown(Rule):
     """The padding token is the unknown token.
 
-    What masks by id hides every character that the tokenizer does not know, in the middle of texts.
+    What masks by id hides every character that the tokenizer does not know, in the middle of texts. Harmless here,
+    since masks go by length.
     """
 
     code = "H015"
     title = "padding and unknown are one token"
-    level = Level.WARNING
-    fix = "give the tokenizer a padding token of its own"
+    level = Level.NOTE
+    fix = "nothing here; for tools that mask by id, give the tokenizer a padding token of its own"
 
     def check(self, site: Site) -> Iterable[Finding]:
         """Report policies where they are the same, and are no end of sequence."""
@@ -155,8 +156,8 @@ class PadIsUnknown(Rule):
             pad = policy.facts.pad
             if pad is not None and pad == policy.facts.unk and pad not in (policy.facts.eos or ()):
                 message = (
-                    f"the padding token of {policy.origin} is its unknown token; what masks by id would hide "
-                    "unknown tokens"
+                    f"the padding token of {policy.origin} is its unknown token; masks go by length, so unknown "
+                    "characters are learned all the same"
                 )
                 yield self.finding(message, policy, port=port)
 

@@ -129,6 +129,7 @@ def training_of(
     *,
     intended: bool,
     codes: Mapping[str, str] = _NO_CODES,
+    examples: int | None = None,
 ) -> Training:
     """Return what training gets, from what was seen.
 
@@ -139,6 +140,7 @@ def training_of(
         watch: What was seen.
         intended: Whether everything is to be learned.
         codes: The codes of notes, by their messages.
+        examples: How many examples there are where rows hold several.
     """
     account = watch.account
     return Training(
@@ -155,6 +157,7 @@ def training_of(
         masked=_kept(watch.masks, _MASKED),
         unmasked=_kept(watch.masks, _UNMASKED),
         intended=intended,
+        examples=examples,
         remarks=tuple(_remarks(account.remarks, codes)),
     )
 

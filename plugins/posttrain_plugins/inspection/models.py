@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.artifacts.kinds import POLICY
 from posttrain.errors import DataError
-from posttrain_plugins.inspection.finding import find
+from posttrain_plugins.inspection.finding import found
 from posttrain_plugins.inspection.views import ModelView, Remark, TokenName
 from posttrain_plugins.models.artifact import context_of
 from posttrain_plugins.templates.encoder import Encoder
+from posttrain_plugins.templates.render import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -30,23 +31,58 @@ class Model:
     context: int | None
 
 
-def open_model(what: str, workspace: Path) -> Model:
+def open_model(what: str, workspace: Path, template: str | None = None) -> Model:
     """Open a model directory or a model of the store.
 
+    Args:
+        what: How it is named.
+        workspace: The `.posttrain` directory.
+        template: Another chat template in the place of its own: a name of the library, or a file.
+
     Raises:
-        DataError: The directory has no tokenizer.
+        DataError: The directory has no tokenizer, or the tokenizer lacks tokens of the other template.
         StoreError: There is no such model.
     """
+    model, directory = _opened(what, workspace)
+    if template is None:
+        return model
+    encoder, source = model.encoder, _source(template, directory)
+    encoder.files = replace(encoder.files, template=source)
+    encoder.template = ChatTemplate(source, encoder.files.special_tokens)
+    return replace(model, label=f"{model.label} with the chat template {template}")
+
+
+def _source(template: str, directory: Path) -> str:
+    """Return the source of a chat template for a tokenizer."""
+    from posttrain_plugins.models.template import fitted, template_source
+    from posttrain_plugins.templates.library import TEMPLATES, named_template
+
+    path = Path(template)
+    if template in TEMPLATES:
+        return fitted(directory, named_template(template))
+    if path.is_file():
+        return template_source(None, path)
+    raise DataError(
+        "there is neither a chat template nor a file of that name",
+        where="--template",
+        found=template,
+        expected=f"a file, or one of {', '.join(sorted(TEMPLATES))}",
+    )
+
+
+def _opened(what: str, workspace: Path) -> tuple[Model, Path]:
     path = Path(what)
     if path.is_dir():
-        return Model(what, Encoder.open(path), context_of(path))
+        return Model(what, Encoder.open(path), context_of(path)), path
     if path.exists():
         raise DataError(
             "a model is a directory", where=what, found="a file", expected="config and tokenizer files"
         )
-    artifact = find(what, workspace, POLICY)
-    label = artifact.ref if artifact.digest.startswith(what) else f"{what} ({artifact.ref})"
-    return Model(label, Encoder.open(artifact.path), artifact.facts.context)
+    given = found(what, workspace, POLICY)
+    artifact = given.artifact
+    of = artifact.ref if given.origin is None else f"{artifact.ref} of {given.origin}"
+    label = artifact.ref if artifact.digest.startswith(what) else f"{what} ({of})"
+    return Model(label, Encoder.open(artifact.path), artifact.facts.context), artifact.path
 
 
 def model_view(model: Model) -> ModelView:

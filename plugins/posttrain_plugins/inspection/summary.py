@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.inspection.spread import Spread
 from posttrain_plugins.inspection.statistics import Statistics
-from posttrain_plugins.inspection.views import Inspection, Kept, ModelView, TokenName
+from posttrain_plugins.inspection.views import Inspection, Kept, ModelView, TokenName, Training
 
 Tone = Literal["good", "bad", "warn", "plain"]
 
@@ -25,44 +26,51 @@ class Line:
 def training_lines(inspection: Inspection) -> Iterator[Line]:
     """Say what training gets of the dataset."""
     training = inspection.training
-    of = f"{inspection.rows} rows" if inspection.complete else f"the first {inspection.rows} rows"
+    unit = "example" if training.examples is not None else "row"
+    of = counted(inspection.rows, "row") if inspection.complete else f"the first {inspection.rows} rows"
     limit = "no limit" if training.max_length is None else f"at most {training.max_length} tokens"
     yield Line("trainer", f"{training.trainer}, {limit}, {training.truncation}")
-    yield Line(
-        "usable", f"{training.usable} of {of}", "good" if training.usable == inspection.rows else "warn"
-    )
+    packed = training.examples is not None
+    whole = training.examples if packed else inspection.rows
+    told = f"{whole} examples in {of}" if packed else of
+    yield Line("usable", f"{training.usable} of {told}", "good" if training.usable == whole else "warn")
     for reason, kept in training.dropped.items():
-        yield Line("dropped", f"{_named(kept)}: {reason}", "bad")
+        yield Line("dropped", f"{_named(kept, unit)}: {reason}", "bad")
     if training.truncated:
         share = training.truncated / (training.usable or 1)
         yield Line(
-            "shortened", f"{training.truncated} rows ({share:.1%}), {training.lost} tokens lost", "warn"
+            "shortened",
+            f"{counted(training.truncated, unit)} ({share:.1%}), {counted(training.lost, 'token')} lost",
+            "warn",
         )
     else:
         yield Line("shortened", "none", "good")
     if training.straddling:
         yield Line(
-            "straddling", f"{training.straddling} rows have a token that is half prompt, half answer", "warn"
+            "straddling",
+            f"{counted(training.straddling, unit)} with a token that is half prompt, half answer",
+            "warn",
         )
     yield Line("learned", f"{training.supervised} of {training.tokens} tokens ({training.share:.1%})")
-    yield from _masks(inspection)
+    yield from _masks(training, unit)
     for kept, remark in training.remarks:
         fix = f" Fix: {remark.fix}" if remark.fix else ""
         yield Line(remark.code, f"{_named(kept)}: {remark.message}.{fix}", "warn")
 
 
-def _masks(inspection: Inspection) -> Iterator[Line]:
-    training = inspection.training
+def _masks(training: Training, unit: str) -> Iterator[Line]:
+    if not training.usable:
+        return
     if training.masked.count:
-        yield Line("fully masked", f"{_named(training.masked)}: nothing of them is learned", "bad")
+        yield Line("fully masked", f"{_named(training.masked, unit)}: nothing of them is learned", "bad")
     else:
-        yield Line("fully masked", "no row that training takes", "good")
+        yield Line("fully masked", f"no {unit} that training takes", "good")
     if not training.unmasked.count:
-        yield Line("all learned", "no row", "good")
+        yield Line("all learned", f"no {unit}", "good")
     elif training.intended:
-        yield Line("all learned", f"{training.unmasked.count} rows, as they are to be")
+        yield Line("all learned", f"{counted(training.unmasked.count, unit)}, as they are to be")
     else:
-        yield Line("all learned", f"{_named(training.unmasked)}: the prompt is learned too", "bad")
+        yield Line("all learned", f"{_named(training.unmasked, unit)}: the prompt is learned too", "bad")
 
 
 def model_lines(model: ModelView) -> Iterator[Line]:
@@ -122,9 +130,9 @@ def charts(statistics: Statistics) -> Iterator[tuple[str, Spread]]:
             yield title, spread
 
 
-def _named(kept: Kept) -> str:
+def _named(kept: Kept, unit: str = "row") -> str:
     more = ", …" if kept.count > len(kept.rows) else ""
-    return f"{kept.count} row(s) ({', '.join(map(str, kept.rows))}{more})"
+    return f"{counted(kept.count, unit)} ({', '.join(map(str, kept.rows))}{more})"
 
 
 def _token(token: TokenName | None) -> str:

@@ -11,11 +11,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.inspection.bars import text_bars
 from posttrain_plugins.inspection.escaping import one_line
 from posttrain_plugins.inspection.painting import MARKS, STYLES, paint, safe
 from posttrain_plugins.inspection.statistics import Statistics
-from posttrain_plugins.inspection.summary import Line, charts, model_lines, statistics_lines, training_lines
+from posttrain_plugins.inspection.summary import (
+    Line,
+    charts,
+    model_lines,
+    statistics_lines,
+    training_lines,
+)
 from posttrain_plugins.inspection.views import Inspection, Look, ModelView, Piece, Remark, RowView, Side
 
 _INDENT = (0, 0, 0, 2)
@@ -99,7 +106,11 @@ def show_row(row: RowView, console: Console, *, tokens: bool = False) -> None:
 
 
 def _said(console: Console, row: RowView) -> None:
-    """Print the row as it is: its messages, tools and other columns."""
+    """Print the row as it is: its tools, messages and other columns."""
+    if row.tools:
+        console.print(Text("tools", "bold"))
+    for tool in row.tools:
+        console.print(Text(f"  {one_line(tool)}", "dim"), soft_wrap=True)
     for part, turns in groupby(row.turns, attrgetter("part")):
         console.print(Text(part, "bold"))
         for turn in turns:
@@ -108,8 +119,6 @@ def _said(console: Console, row: RowView) -> None:
             for name, value in turn.fields.items():
                 field = Text("    ").append(f"{one_line(name)}: ", "cyan")
                 console.print(field.append_text(safe(value)), soft_wrap=True)
-    for tool in row.tools:
-        console.print(Text(f"  tool  {one_line(tool)}", "dim"), soft_wrap=True)
     for name, value in row.others.items():
         console.print(Text(f"  {one_line(name)}: {one_line(value)}", "dim"), soft_wrap=True)
 
@@ -117,7 +126,7 @@ def _said(console: Console, row: RowView) -> None:
 def _side(console: Console, side: Side, common: int, tokens: bool) -> None:
     counts = side.counts
     told = f"{counts['tokens']} tokens, {counts['supervised']} learned"
-    told += f", {side.images} image(s)" if side.images else ""
+    told += f", {counted(side.images, 'image')}" if side.images else ""
     for name in ("straddling", "cut"):
         told += f", {counts[name]} {name}" if counts[name] else ""
     console.print(Text(f"\n{side.role} · {told}", "bold"))

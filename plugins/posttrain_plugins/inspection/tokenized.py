@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.artifacts.manifest import Artifact
@@ -16,7 +16,7 @@ from posttrain_plugins.inspection.gathering import Watch, training_of
 from posttrain_plugins.inspection.models import Model, model_view
 from posttrain_plugins.inspection.pieces import pieces_of
 from posttrain_plugins.inspection.statistics import Census, Statistics
-from posttrain_plugins.inspection.views import Inspection, RowView, Side
+from posttrain_plugins.inspection.views import Inspection, ModelView, Remark, RowView, Side
 from posttrain_plugins.training.examples import Prepared, prepare_tokens
 
 
@@ -78,8 +78,15 @@ def inspect_tokens(
         rows=rows,
         complete=True,
         statistics=_statistics(artifact, rows, rows - len(seen), watch),
-        model=model_view(model),
-        training=training_of(fit.trainer, fit.max_length, fit.truncation, watch, intended=True),
+        model=_view(artifact, model),
+        training=training_of(
+            fit.trainer,
+            fit.max_length,
+            fit.truncation,
+            watch,
+            intended=True,
+            examples=None if watch.account.rows == rows else watch.account.rows,
+        ),
         shown=tuple(watch.views[index] for index in sorted(watch.views)),
     )
 
@@ -93,6 +100,21 @@ def _require_tokenizer(artifact: Artifact, model: Model) -> None:
             expected=own,
             fix="name the model that was connected to `data.tokenize`",
         )
+
+
+def _view(artifact: Artifact, model: Model) -> ModelView:
+    """Look at a model, and say where the rows were tokenized with another chat template, as the rule H064 does."""
+    view, made = model_view(model), artifact.facts.tokens
+    if made is None or None in (made.template, view.template) or made.template == view.template:
+        return view
+    stale = Remark(
+        "tokens-stale",
+        f"the rows were tokenized with another chat template ({str(made.template)[:12]}) than the model's "
+        f"({str(view.template)[:12]}) [H064]",
+        None,
+        "tokenize the rows again with this model",
+    )
+    return replace(view, remarks=(stale, *view.remarks))
 
 
 def _content(example: Example) -> bytes:

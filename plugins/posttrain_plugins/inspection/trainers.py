@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ _COMMON = ("train.sft", "train.dpo")
 """Asked first where several trainers take a format."""
 
 
-def takes(format: str, name: str | None) -> tuple[str, Trainer | None]:
+def takes(format: str, name: str | None, files: Sequence[Path] = ()) -> tuple[str, Trainer | None]:
     """Return the trainer of a name, or the first one that takes a format; None where no trainer does.
 
     Raises:
         PluginError: There is no such trainer.
         SpecError: It does not take the format.
     """
-    catalogue = discover()
+    catalogue = discover(files)
     names = catalogue.names(Group.TRAINER)
     if name is not None:
         catalogue.entry(Group.TRAINER, name)

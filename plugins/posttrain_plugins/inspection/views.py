@@ -227,6 +227,7 @@ class Training:
         masked: Rows that training takes with a sequence of which nothing is learned: there must be none.
         unmasked: Rows with a sequence of which all but the first token is learned.
         intended: Whether all is to be learned, so that nothing is wrong with such rows.
+        examples: How many examples the rows hold, where they hold several: these are counted instead of rows.
         remarks: What the chat template does not show as it is: rows, and what can be done.
     """
 
@@ -243,6 +244,7 @@ class Training:
     masked: Kept
     unmasked: Kept
     intended: bool = False
+    examples: int | None = None
     remarks: tuple[tuple[Kept, Remark], ...] = ()
 
     @property

@@ -17,6 +17,7 @@ from posttrain.artifacts.kinds import PolicyFacts
 from posttrain.errors import DataError
 from posttrain_plugins.models.dialogue import declared_eos, opens, overruled
 from posttrain_plugins.models.weights import missing, shape_of
+from posttrain_plugins.templates.calling import shows_calls
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.templates.tokenizer import read_json
 
@@ -62,10 +63,14 @@ _VERSIONS = ("transformers_version", "peft_version")
 _HEADER_LIMIT = 100 * 1024 * 1024
 
 
-def facts_of(directory: Path) -> PolicyFacts:
+def facts_of(directory: Path, templated: Encoder | None = None) -> PolicyFacts:
     """Read the facts of a model or adapter directory from its JSON files, tokenizer and weight headers.
 
     `parameters` counts what the directory's own weight files hold, so for an adapter the adapter's weights.
+
+    Args:
+        directory: The files.
+        templated: What encodes for the model once it has got another chat template; its own when left out.
 
     Raises:
         DataError: A file is missing or malformed.
@@ -73,7 +78,7 @@ def facts_of(directory: Path) -> PolicyFacts:
     config = read_json(directory / CONFIG)
     inner = {**config, **config.get("text_config", {})}
     adapter = read_json(directory / ADAPTER_CONFIG)
-    encoder = Encoder.open(directory)
+    encoder = templated or Encoder.open(directory)
     weights = dict(_weights(directory))
     rows = next((shape[0] for name, (_, shape) in weights.items() if name.endswith(_EMBEDDINGS)), None)
     return PolicyFacts(
@@ -84,13 +89,15 @@ def facts_of(directory: Path) -> PolicyFacts:
         layers=_first(inner, _LAYERS),
         width=_first(inner, _WIDTH),
         vocabulary=encoder.vocabulary,
+        reachable=encoder.files.reachable,
         embeddings=rows if rows is not None else inner.get("vocab_size"),
         context=_first(inner, _CONTEXT),
         tokenizer=encoder.files.hash,
         template=encoder.fingerprint(),
         has_template=encoder.has_template,
-        overruled=overruled(directory),
+        overruled=overruled(directory) if templated is None else (),
         opens=opens(encoder),
+        calls=None if encoder.template is None else shows_calls(encoder.template.source),
         bos_twice=encoder.bos_twice,
         bos=encoder.bos_id,
         eos=encoder.stop_ids,

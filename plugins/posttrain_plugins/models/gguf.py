@@ -20,7 +20,7 @@ def convert(file: Path, directory: Path, scratch: Path, dtype: str) -> PolicyFac
     Args:
         file: The GGUF file; its tokenizer and chat template come along.
         directory: An existing directory to fill.
-        scratch: A directory for the tokenizer's files on their way.
+        scratch: The tokenizer's files, as `write_tokenizer` leaves them.
         dtype: Precision of the weights written.
 
     Raises:
@@ -31,7 +31,7 @@ def convert(file: Path, directory: Path, scratch: Path, dtype: str) -> PolicyFac
 
     from posttrain_plugins.models.policy import save_policy, without_progress_bars
 
-    _require_gguf(file)
+    require_gguf(file)
     without_progress_bars()
     loaded = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
@@ -42,13 +42,17 @@ def convert(file: Path, directory: Path, scratch: Path, dtype: str) -> PolicyFac
     plain = AutoModelForCausalLM.from_config(type(loaded.config)(**config), dtype=torch.float32)
     plain.load_state_dict(loaded.state_dict(), strict=True)
     del loaded
-    write_tokenizer(file, scratch)
     ids = {f"{name}_id": config.get(f"{name}_id") for name in ("bos_token", "eos_token", "pad_token")}
     write_config(scratch / GENERATION, {name: value for name, value in ids.items() if value is not None})
     return save_policy(directory, plain.to(getattr(torch, dtype)), scratch)
 
 
-def _require_gguf(file: Path) -> None:
+def require_gguf(file: Path) -> None:
+    """Refuse other files.
+
+    Raises:
+        DataError: It is not a GGUF file.
+    """
     with file.open("rb") as opened:
         magic = opened.read(len(_MAGIC))
     if magic != _MAGIC:

@@ -40,6 +40,7 @@ from posttrain_plugins.models.vocabulary import (
     text_of,
     write_tokenizer,
 )
+from posttrain_plugins.templates.calling import WITH_CALLS
 from posttrain_plugins.templates.library import END_OF_TURN, named_template
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ class Init(Stage):
             has_template=True,
             overruled=(),
             opens=True if named else None,
+            calls=config.template in WITH_CALLS if named else None,
             eos=tuple(sorted(ends)) if named else None,
             end_of_turn=ends[0] if named else None,
             declared_eos=tuple(sorted(ends)) if named else None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -36,7 +37,15 @@ from posttrain_plugins.models.artifact import (
     write_config,
 )
 from posttrain_plugins.models.packages import gguf_of, installed_version
-from posttrain_plugins.models.template import TemplateOption, fitted, put_template, template_field, with_file
+from posttrain_plugins.models.template import (
+    TemplateOption,
+    fitted,
+    put_template,
+    template_field,
+    templated,
+    with_file,
+)
+from posttrain_plugins.templates.calling import WITH_CALLS
 from posttrain_plugins.templates.library import named_template
 from posttrain_plugins.templates.tokenizer import (
     TEMPLATE,
@@ -48,6 +57,7 @@ from posttrain_plugins.templates.tokenizer import (
 _MODEL = "model"
 _INDEX = "model.safetensors.index.json"
 _LOCAL = ("path", "gguf", "template_file")
+_SOURCES = ("path", "id", "gguf", "package")
 
 
 class LoadConfig(StageConfig):
@@ -103,7 +113,7 @@ class LoadConfig(StageConfig):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in ("path", "id", "gguf", "package") if getattr(self, name) is not None]
+        given = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
                 f"give one of `path`, `id`, `gguf` and `package` (found {', '.join(given) or 'none'})"
@@ -162,11 +172,7 @@ def run(context: StageContext) -> Outcome:
     output = context.output(_MODEL)
     file = _gguf(config, context.base)
     if file is not None:
-        scratch = context.work / "tokenizer"
-        scratch.mkdir(parents=True, exist_ok=True)
-        from posttrain_plugins.models.gguf import convert
-
-        convert(file, output, scratch, config.dtype or "float32")
+        _convert(file, output, context.work / "tokenizer", config)
     else:
         source = _directory(config, context.base)
         _copy(source, output, config.dtype)
@@ -174,11 +180,43 @@ def run(context: StageContext) -> Outcome:
             _keep_template(source, output)
     if config.template is not None or config.template_file is not None:
         file = None if config.template_file is None else context.base / config.template_file
-        put_template(output, config.template, file)
+        with _of(config, output):
+            put_template(output, config.template, file)
     facts = facts_of(output)
     context.describe(_MODEL, Kind.MODEL, facts)
     summary = f"{facts.architecture}, {facts.parameters:,} parameters in {facts.dtype}"
     return Outcome(figures={"parameters": float(facts.parameters or 0)}, summary=summary)
+
+
+def _convert(file: Path, output: Path, scratch: Path, config: LoadConfig) -> None:
+    """Write what a GGUF file holds; its tokenizer is looked at before the weights, which take longer."""
+    from posttrain_plugins.models.gguf import convert, require_gguf, write_tokenizer
+
+    require_gguf(file)
+    scratch.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(file, scratch)
+    if config.template is not None:
+        with _of(config, scratch):
+            fitted(scratch, named_template(config.template))
+    convert(file, output, scratch, config.dtype or "float32")
+
+
+@contextmanager
+def _of(config: LoadConfig, directory: Path) -> Iterator[None]:
+    """Let errors about a directory that is only there for a while name what the model is loaded from."""
+    try:
+        yield
+    except DataError as error:
+        if error.where != str(directory):
+            raise
+        name = next(name for name in _SOURCES if getattr(config, name) is not None)
+        raise DataError(
+            error.message,
+            where=f"{name}: {getattr(config, name)}",
+            found=error.found,
+            expected=error.expected,
+            fix=error.fix,
+        ) from error
 
 
 def _gguf(config: LoadConfig, base: Path) -> Path | None:
@@ -268,16 +306,13 @@ def _keep_template(source: Path, directory: Path) -> None:
 
 
 def _predicted(config: LoadConfig) -> PolicyFacts:
-    given = config.template is not None or config.template_file is not None
-    changes: dict[str, Any] = {}
-    if config.dtype is not None:
-        changes["dtype"] = config.dtype
-    if given:
-        unknown = dict.fromkeys(
-            ("template", "eos", "end_of_turn", "opens", "bos_twice", "declared_eos", "generation")
-        )
-        changes |= {"has_template": True, "overruled": (), **unknown}
-    return _facts(config).model_copy(update=changes)
+    changes: dict[str, Any] = {} if config.dtype is None else {"dtype": config.dtype}
+    facts = _facts(config)
+    if facts.template is None and (config.template is not None or config.template_file is not None):
+        changes |= {"has_template": True, "overruled": (), "template_name": config.template}
+        if config.template is not None:
+            changes["calls"] = config.template in WITH_CALLS
+    return facts.model_copy(update=changes)
 
 
 def _facts(config: LoadConfig) -> PolicyFacts:
@@ -285,17 +320,23 @@ def _facts(config: LoadConfig) -> PolicyFacts:
     if config.path is None:
         return PolicyFacts(dtype=None if config.id is not None else "float32")
     directory = Path(config.path)
+    file = None if config.template_file is None else Path(config.template_file)
     try:
         _require_loadable(directory)
-        stamps = tuple((path.name, path.stat().st_mtime_ns) for path in sorted(directory.iterdir()))
-        return _cached_facts(directory, stamps)
-    except DataError:
+        files = [*sorted(directory.iterdir()), *([] if file is None else [file])]
+        stamps = tuple((str(path), path.stat().st_mtime_ns) for path in files)
+        return _cached_facts(directory, config.template, file, stamps)
+    except (DataError, FileNotFoundError):
         return PolicyFacts()
 
 
 @lru_cache(maxsize=32)
-def _cached_facts(directory: Path, stamps: tuple[tuple[str, int], ...]) -> PolicyFacts:
-    return facts_of(directory)
+def _cached_facts(
+    directory: Path, name: str | None, file: Path | None, stamps: tuple[tuple[str, int], ...]
+) -> PolicyFacts:
+    """Read the facts that a model has once it has got the template, if it is to get one."""
+    given = name is not None or file is not None
+    return facts_of(directory, templated(directory, name, file) if given else None)
 
 
 def _error(message: str, fix: str | None) -> Finding:

@@ -198,12 +198,12 @@ _UNFIT = ("missing_keys", "mismatched_keys")
 
 def _require_embeddings(model: Any, encoder: Encoder, artifact: Artifact) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
-    if encoder.vocabulary > rows:
+    if encoder.files.reachable > rows:
         raise StageError(
             "the model has no embeddings for the last tokens of its tokenizer",
             where=artifact.ref,
             found=f"{rows} embeddings",
-            expected=f"at least {encoder.vocabulary}",
+            expected=f"at least {encoder.files.reachable}",
             fix="resize the embeddings of the model, or of an adapter's base, and save it with the tokenizer",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from posttrain_plugins.templates.library import (
     named_template,
 )
 from posttrain_plugins.templates.render import ChatTemplate
-from posttrain_plugins.templates.tokenizer import TEMPLATE, TokenizerFiles, read_json
+from posttrain_plugins.templates.tokenizer import TEMPLATE, TokenizerFiles
 
 _SUFFIX = ".jinja"
 
@@ -127,11 +128,40 @@ def put_template(directory: Path, name: str | None, file: Path | None) -> None:
     Raises:
         DataError: The tokenizer lacks tokens that the template writes.
     """
-    named = None if name is None else named_template(name)
-    source = template_source(None, file) if named is None else fitted(directory, named)
+    source, ends = _chosen(directory, name, file)
     (directory / TEMPLATE).write_text(source, encoding="utf-8", newline="")
     forget_overruled(directory)
-    _stop_at_ends(directory, () if named is None else named.ends)
+    encoder = Encoder.open(directory)
+    if stops := _more_stops(encoder, ends):
+        write_config(directory / GENERATION, {**encoder.generation, "eos_token_id": stops})
+
+
+def templated(directory: Path, name: str | None, file: Path | None) -> Encoder:
+    """Return what encodes for a model once `put_template` has done its work; changes no file.
+
+    Args:
+        directory: As `put_template`.
+        name: As `put_template`.
+        file: As `put_template`.
+
+    Raises:
+        DataError: As `put_template`.
+    """
+    source, ends = _chosen(directory, name, file)
+    encoder = Encoder.open(directory)
+    encoder.files = replace(encoder.files, template=source)
+    encoder.template = ChatTemplate(source, encoder.files.special_tokens)
+    if stops := _more_stops(encoder, ends):
+        encoder.generation = {**encoder.generation, "eos_token_id": stops}
+    return encoder
+
+
+def _chosen(directory: Path, name: str | None, file: Path | None) -> tuple[str, tuple[str, ...]]:
+    """Return the source of the template that is meant, and the tokens it is known to end turns with."""
+    if name is None:
+        return template_source(None, file), ()
+    named = named_template(name)
+    return fitted(directory, named), named.ends
 
 
 def fitted(directory: Path, template: NamedTemplate) -> str:
@@ -167,16 +197,13 @@ def fitted(directory: Path, template: NamedTemplate) -> str:
     return template.source
 
 
-def _stop_at_ends(directory: Path, ends: tuple[str, ...]) -> None:
-    """Add the ends of turn to the ids of the generation config, which other tools stop at."""
-    encoder = Encoder.open(directory)
+def _more_stops(encoder: Encoder, ends: tuple[str, ...]) -> list[int] | None:
+    """Return the ids that other tools are to stop at, if the template's ends of turn are not all among them yet."""
     declared = declared_eos(encoder)
     named = {encoder.files.plain.token_to_id(end) for end in ends} - {None}
     turns = {encoder.end_of_turn} - {None}
     added = sorted(id for id in {*named, *turns} if id is not None and id not in declared)
-    if added:
-        generation = read_json(directory / GENERATION)
-        write_config(directory / GENERATION, {**generation, "eos_token_id": [*declared, *added]})
+    return [*declared, *added] if added else None
 
 
 def _has(files: TokenizerFiles, token: str) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain_plugins.templates.controls import Controls
-from posttrain_plugins.templates.moulds import Mould, Point, Slot
-from posttrain_plugins.templates.provenance import TOOLS, Piece
+from posttrain_plugins.templates.moulds import Mould, Point, Slot, change, string_at
+from posttrain_plugins.templates.provenance import TOOLS, Piece, Source
 from posttrain_plugins.templates.reading import Note, Reading, Span, Turn, apart
 from posttrain_plugins.templates.tracing import Run, Trace
 from posttrain_plugins.templates.turns import Closing, Start
 
 Messages = Sequence[Mapping[str, Any]]
+PARTS = 16
+"""How many parts of one string a mould makes; each takes a look at all of the string."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class _Caster:
     literals: list[str] = field(default_factory=lambda: [""])
     slots: list[Slot] = field(default_factory=list)
     edges: list[Span] = field(default_factory=list)
+    parts: Counter[Source | None] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         trace = self.finding.trace
@@ -131,13 +135,21 @@ class _Caster:
 
     def _slot(self, piece: Piece) -> Slot:
         source = piece.source
-        if source is None or piece.recipe is None:
+        self.parts[source] += 1
+        if source is None or piece.recipe is None or self.parts[source] > PARTS:
             raise _NoMouldError
-        role = self.finding.messages[source.message].get("role")
-        return Slot(source.message, source.path, piece.recipe, role)
+        message = self.finding.messages[source.message]
+        changed = change(piece.recipe, string_at(message, source.path))
+        return Slot(source.message, source.path, piece.recipe, message.get("role"), changed)
 
     def _guards(self, start: Start) -> Iterator[tuple[Point, str]]:
-        """Yield where other rows must differ from the generation prompt, as this row does."""
+        """Yield where other rows must differ from the generation prompt, as this row does.
+
+        Raises:
+            _NoMouldError: This row's own words are some of the generation prompt's; those of others are not.
+        """
+        if start.own:
+            raise _NoMouldError
         if not start.missing:
             return
         point = self.point(start.reach)

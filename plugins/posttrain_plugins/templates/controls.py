@@ -8,6 +8,7 @@ tokens that are not special, such as `<think>`, since a model produces them as t
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,13 +79,18 @@ class Controls:
             if token in added and name(token) not in self._made
         ]
         return [
-            Atom(start, end, token in self.files.special or not _TAG.fullmatch(text[start:end].strip()))
+            Atom(
+                start,
+                end,
+                token in self.files.special or not _TAG.fullmatch(text[start:end].strip()),
+                _without_blanks(text, Span(start, end)),
+            )
             for token, start, end in found
             if text[start:end].strip()
         ]
 
     def encode(self, text: str, spelled: Sequence[Span]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokenize a text whose `spelled` parts are plain text.
+        """Tokenize a text whose `spelled` parts, in order and apart, are plain text.
 
         Added tokens split a text before anything else happens to it, so the stretches between those that stay are
         tokenized one by one, by the tokenizer without control tokens.
@@ -112,12 +118,13 @@ class Controls:
     def _stretches(self, text: str, spelled: Sequence[Span]) -> Iterator[tuple[int, int, int | None]]:
         """Yield the parts of a text in order: those between tokens that stay, and these with their ids."""
         encoding = self.files.plain.encode(text, add_special_tokens=False)
+        ends = [span.end for span in spelled]
         at = 0
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            stays = token in self.files.added and not any(
-                span.start < end and start < span.end for span in spelled
-            )
-            if stays:
+            name = self.files.plain.id_to_token(token)
+            stays = token in self.files.added and (name not in self._made or name == text[start:end])
+            ahead = bisect_right(ends, start)
+            if stays and (ahead == len(ends) or end <= spelled[ahead].start):
                 if at < start:
                     yield at, start, None
                 yield start, end, token
@@ -176,3 +183,9 @@ class Controls:
     @cached_property
     def _inside(self) -> Tokenizer:
         return self.files.without(self._special | self._written, beginning=False)
+
+
+def _without_blanks(text: str, span: Span) -> Span:
+    inner = text[span.start : span.end]
+    start = span.start + len(inner) - len(inner.lstrip())
+    return Span(start, start + len(inner.strip()))

@@ -10,14 +10,43 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from posttrain_plugins.templates.controls import Controls
-from posttrain_plugins.templates.provenance import Recipe, made
+from posttrain_plugins.templates.provenance import Recipe, cuts, made
 from posttrain_plugins.templates.reading import Note, Reading, Span, Turn, apart
 
 CAPACITY = 512
 """How many structures are remembered."""
+
+
+class Change(Enum):
+    """What the cuts of a recipe take from a string: nothing, blanks from its edges, or more than that."""
+
+    NONE = "none"
+    EDGES = "edges"
+    WORDS = "words"
+
+
+def change(recipe: Recipe, text: str) -> Change:
+    """Return what the cuts of a recipe take from a string.
+
+    Raises:
+        IndexError: A step has fewer results for this text.
+    """
+    left = made(cuts(recipe), text)
+    if left == text:
+        return Change.NONE
+    return Change.EDGES if left.strip() == text.strip() else Change.WORDS
+
+
+def string_at(message: Mapping[str, Any], path: Sequence[str | int]) -> str:
+    """Return the string of a message that a path leads to."""
+    value: Any = message
+    for key in path:
+        value = value[key]
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -37,12 +66,14 @@ class Slot:
         path: Where the string is in the message.
         recipe: What becomes of it.
         role: Whose message it is.
+        change: How much of it the recipe's cuts take away, which decides about notes.
     """
 
     message: int
     path: tuple[str | int, ...]
     recipe: Recipe
     role: Any
+    change: Change
 
 
 @dataclass(frozen=True)
@@ -93,14 +124,14 @@ class Mould:
         return self._read(text, values, starts, controls)
 
     def _values(self, messages: Sequence[Mapping[str, Any]]) -> list[str] | None:
-        """Return what goes into the slots; a slot that is filled in one row is filled in all of them."""
+        """Return what goes into the slots, or None where a slot is empty or its string is changed in another way."""
         values = []
         for slot in self.slots:
-            value: Any = messages[slot.message]
-            for key in slot.path:
-                value = value[key]
+            value = string_at(messages[slot.message], slot.path)
             if slot.recipe:
                 try:
+                    if change(slot.recipe, value) is not slot.change:
+                        return None
                     value = made(slot.recipe, value)
                 except IndexError:
                     return None

@@ -33,7 +33,13 @@ def omissions(messages: Sequence[Message], tools: Any, trace: Trace) -> list[Not
         notes.append(Note("dropped-field", "the chat template does not show the tools"))
     for number, message in enumerate(messages):
         for name in _FIELDS:
-            leaves = list(_leaves(message.get(name), (name,)))
+            value = message.get(name)
+            if isinstance(value, list) and value and str(value) in trace.text:
+                # A template that was made for strings; nobody has said what it prints.
+                what = f"the chat template prints the parts of `{name}` as a Python list"
+                notes.append(Note("rewritten", what, number))
+                continue
+            leaves = list(_leaves(value, (name,)))
             found = [shown.get((number, path)) for path, _ in leaves]
             note = _field_note(name, [text for _, text in leaves], found, trace.text)
             if note is not None:

@@ -75,6 +75,11 @@ def made(recipe: Recipe, text: str) -> str:
     return str(value)
 
 
+def cuts(recipe: Recipe) -> Recipe:
+    """Return the steps of a recipe that take characters away and leave the others as they are."""
+    return tuple(step for step in recipe if step.function in _CUTTING)
+
+
 class Traced(str):
     """A string with the provenance of its characters; it behaves as the plain string of the same text."""
 
@@ -209,6 +214,9 @@ _REWRITING = (
     *("expandtabs", "zfill", "center", "ljust", "rjust", "translate"),
 )
 _SPLITTING = ("split", "rsplit", "splitlines", "partition", "rpartition")
+
+
+_CUTTING = frozenset([str.__getitem__, *(getattr(str, name) for name in (*_START, *_SPLITTING))])
 
 
 def _trimming_method(name: str) -> Callable[..., Traced]:

@@ -12,6 +12,7 @@ from posttrain.artifacts.fingerprint import Refusal
 from posttrain.contracts.passage import Passage
 from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import as_messages, completion_messages
+from posttrain_plugins.templates.calling import WITH_CALLS, shows_calls
 from posttrain_plugins.templates.casting import Finding
 from posttrain_plugins.templates.controls import Controls
 from posttrain_plugins.templates.marks import differences
@@ -88,7 +89,7 @@ class Reader:
                 if structure not in self.moulds:
                     self.moulds.keep(structure, finding.mould(self.controls))
         except Refusal as refusal:
-            raise _declined(refusal, conversation) from refusal
+            raise _declined(refusal, conversation, template) from refusal
         if conversation.learned and not reading.spans:
             raise _nothing_shown(reading.notes, conversation)
         return reading
@@ -176,7 +177,20 @@ def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
     return "turns " + ", ".join(str(message.get("role")) for message in messages)
 
 
-def _declined(refusal: Refusal, conversation: Conversation) -> DataError:
+def _declined(refusal: Refusal, conversation: Conversation, template: ChatTemplate) -> DataError:
+    calls = (
+        number
+        for number, message in enumerate(conversation.messages, 1)
+        if message.get("tool_calls") and message.get("content") is None
+    )
+    number = next(calls, None)
+    if number is not None and not shows_calls(template.source):
+        return DataError(
+            f"the chat template declines this conversation: message {number} has tool calls and no content, and "
+            f"the template does not show tool calls ({refusal})",
+            found=_roles(conversation.messages),
+            fix=f"give the model a template that shows them (`template` of `model.load`): {', '.join(WITH_CALLS)}",
+        )
     return DataError(
         f"the chat template declines this conversation: {refusal}",
         found=_roles(conversation.messages),

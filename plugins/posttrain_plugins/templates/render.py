@@ -124,6 +124,7 @@ def refusing() -> Iterator[None]:
         LookupError,
         AttributeError,
         ArithmeticError,
+        RecursionError,
     ) as error:
         raise Refusal(str(error)) from error
 

@@ -137,6 +137,24 @@ class TokenizerFiles:
             token["id"] for token in self.definition.get("added_tokens") or () if token["special"]
         )
 
+    @cached_property
+    def reachable(self) -> int:
+        """One more than the highest id that a text, the chat template or a named special token gives.
+
+        Special tokens that neither the template writes nor the config names are left out: messages that spell
+        one are encoded as plain text. Some models reserve such a token and have no embedding for it.
+        """
+        named = {*self.special_tokens.values()}
+        idle = {
+            token["id"]
+            for token in self.definition.get("added_tokens") or ()
+            if token["special"]
+            and token["content"] not in named
+            and token["content"] not in (self.template or "")
+        }
+        ids = self.plain.get_vocab(with_added_tokens=True).values()
+        return 1 + max((id for id in ids if id not in idle), default=-1)
+
     def token_id(self, name: str) -> int | None:
         """Return the id of a special token such as `pad_token`, or None when there is none."""
         text = self.special_tokens.get(name)

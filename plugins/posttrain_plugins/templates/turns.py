@@ -14,7 +14,7 @@ from typing import Any
 
 from posttrain.artifacts.fingerprint import Refusal
 from posttrain.errors import DataError
-from posttrain_plugins.templates.atoms import Atom, Atoms, literal
+from posttrain_plugins.templates.atoms import Atom, Atoms, literal, outside_tags
 from posttrain_plugins.templates.reading import Note, Span, Turn
 from posttrain_plugins.templates.render import Message
 from posttrain_plugins.templates.tracing import Run, Trace, Tracer
@@ -53,11 +53,13 @@ class Start:
         at: The first character.
         reach: How far the text agrees with the generation prompt.
         missing: What the generation prompt has from `at` on.
+        own: Whether some of what agrees with it is the message's own text.
     """
 
     at: int
     reach: int
     missing: str = ""
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Locator:
         elif start.missing:
             what = f"the turn does not begin as the generation prompt does ({start.missing!r} is missing)"
             self._note("partial-prompt", what, number)
-        self.starts.append(start)
+        self.starts.append(replace(start, own=any(run.start < start.reach for run in own)))
         return start
 
     def _behind(self, prompt: str, block: Span, own: Sequence[Run]) -> Start:
@@ -137,7 +139,7 @@ class Locator:
         reach = block.start + _common(prompt, text[block.start : block.end])
         if reach == block.start + len(prompt):
             return Start(reach, reach)
-        before = min([reach, *(run.start for run in own[:1])])
+        before = outside_tags(text, block.start, min([reach, *(run.start for run in own[:1])]))
         at = next((atom.start for atom in self._literal_atoms if atom.start < before < atom.end), before)
         at = max(at, block.start)
         return Start(at, reach, prompt[at - block.start :])
@@ -196,7 +198,9 @@ class Locator:
     def _closed(self, number: int, span: Span, own: Sequence[Run], first: bool = True) -> Turn:
         """Return the turn in a span, which ends with the template's last atomic token behind the own text."""
         tail = max([span.start, *(run.end for run in own)])
-        atoms = [atom for atom in self._literal_atoms if tail <= atom.start and atom.end <= span.end]
+        atoms = [
+            atom for atom in self._literal_atoms if tail <= atom.core.start and atom.core.end <= span.end
+        ]
         ends = [atom for atom in atoms if atom.closing]
         turn = Turn(number, Span(span.start, tail), tuple(Span(run.start, run.end) for run in own))
         if ends:
@@ -222,14 +226,14 @@ class Locator:
         if self._is_taken_up(limit):
             self._note("merged", "the assistant's next turn goes on where this one ends", number)
             return replace(turn, span=Span(turn.span.start, limit))
-        behind = [atom for atom in self._literal_atoms if limit <= atom.start]
+        behind = [atom for atom in self._literal_atoms if limit <= atom.core.start]
         if number == len(self.conversation.messages) - 1:
             if behind:
                 return self._ended(turn, behind[-1], text)
             calls = self.conversation.messages[number].get("tool_calls")
             attempts = (self._closed_by(turn, message) for message, after in _NEXT if calls or not after)
             return next((closed for closed in attempts if closed is not None), None)
-        if behind and not text[limit : behind[0].start].strip() and self._assistant_at(limit) is None:
+        if behind and not text[limit : behind[0].core.start].strip() and self._assistant_at(limit) is None:
             self._note("no-end-of-turn", "the turn is closed by what opens the next one", number)
             return self._ended(turn, behind[0], text)
         return None
@@ -247,8 +251,8 @@ class Locator:
             return None
         behind = kept + len(rest)
         found = literal(self.atoms(longer.text), longer)
-        atom = next((atom for atom in found if behind <= atom.start), None)
-        if atom is None or longer.text[behind : atom.start].strip():
+        atom = next((atom for atom in found if behind <= atom.core.start), None)
+        if atom is None or longer.text[behind : atom.core.start].strip():
             return None
         self.closing = Closing(upto, longer.text[kept : atom.end])
         what = "the turn is closed by what the chat template writes before another"

@@ -14,6 +14,8 @@ NAMED = 5
 """How many of the rows with something in common are named."""
 TOLD = 10
 """Of how many sorts of remarks the rows are told."""
+MINOR = frozenset({"trimmed", "markers-differ"})
+"""Notes of a reading that take nothing away from what is learned."""
 MUCH = 0.01
 """Truncation of more than this share of all rows is a warning."""
 
@@ -55,6 +57,7 @@ class Account:
         remarks: Those of which the chat template does not show everything as it is, by what happens.
         truncated: Rows that were shortened.
         lost: Tokens that truncation took from the rows that stayed.
+        minor: The remarks that need no action.
         straddling: Rows that stayed in which a token reaches from the prompt into the answer.
         tokens: Tokens of the rows that stayed.
         supervised: Of these, those that are learned.
@@ -64,6 +67,7 @@ class Account:
     kept: int = 0
     left_out: Groups = field(default_factory=Groups)
     remarks: Groups = field(default_factory=Groups)
+    minor: set[str] = field(default_factory=set)
     truncated: int = 0
     lost: int = 0
     straddling: int = 0
@@ -86,14 +90,16 @@ class Account:
         self.supervised += example.predicted
 
     def remark(self, index: int, notes: Sequence[Any]) -> None:
-        """Count what a reading says about a row; each sort of note once."""
-        for note in {note.code: note for note in notes}.values():
-            self.remarks.add(index, note.message)
+        """Count what a reading says about a row, each thing once however many messages it is said of."""
+        for message in dict.fromkeys(note.message for note in notes):
+            self.remarks.add(index, message)
+        self.minor.update(note.message for note in notes if note.code in MINOR)
 
     def take(self, other: Account) -> None:
         """Count what another part of the dataset came to."""
         self.left_out.take(other.left_out)
         self.remarks.take(other.remarks)
+        self.minor |= other.minor
         for name in ("rows", "kept", "truncated", "lost", "straddling", "tokens", "supervised"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -121,7 +127,8 @@ class Account:
             notes.append((Level.WARNING, text))
         remarks = self.remarks.counts.most_common()
         for text, count in remarks[:TOLD]:
-            notes.append((Level.WARNING, f"{count} row(s): {text} ({self.remarks.rows(text)})"))
+            level = Level.NOTE if text in self.minor else Level.WARNING
+            notes.append((level, f"{count} row(s): {text} ({self.remarks.rows(text)})"))
         if len(remarks) > TOLD:
             notes.append((Level.WARNING, f"{len(remarks) - TOLD} more remarks; see `posttrain data inspect`"))
         return notes

@@ -44,9 +44,23 @@ def prepared_data(context: StageContext, trainer: Trainer, policy: Policy, port:
             supervise=trainer.supervise(config),
             directory=data.path,
         )
+    _require_embedded(prepared, policy.model.get_input_embeddings().weight.shape[0])
     for level, text in prepared.notes:
         context.note(text if port == "data" else f"port {port}: {text}", level)
     return prepared
+
+
+def _require_embedded(prepared: Prepared, size: int) -> None:
+    for example in prepared.examples:
+        highest = max(max(sequence.tokens) for sequence in example.sequences)
+        if highest >= size:
+            raise DataError(
+                "the row holds a token that the model has no embedding for",
+                where=f"row {example.row + 1}",
+                found=f"the id {highest}",
+                expected=f"ids below {size}",
+                fix="remove that token's text from the row, or resize the model's embeddings",
+            )
 
 
 def named_format(context: StageContext, name: str) -> Format:

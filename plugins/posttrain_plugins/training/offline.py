@@ -24,6 +24,9 @@ ACTIVATIONS = 17
 TYPICAL = 1024
 """Tokens of a long sequence, where neither the options nor the model bound it."""
 
+_TINY_BATCH = 8
+"""Rows of a step of a smoke run, whose datasets are small too."""
+
 
 class OfflineTrainer(Trainer):
     """Base of trainers whose steps come from a dataset: model and data in, model or adapter out."""
@@ -44,8 +47,10 @@ class OfflineTrainer(Trainer):
             cls.inputs = (Port("model", POLICY), data, held_out)
 
     def shrink(self, config: TrainingOptions) -> Mapping[str, Any]:
-        """Train for two steps, evaluate after each, and leave out a schedule that does not fit into them."""
-        shrunk = dict(self.tiny)
+        """Train for two small steps, evaluate after each, and leave out a schedule that does not fit into them."""
+        shrunk: dict[str, Any] = dict(self.tiny)
+        if config.batch_size > _TINY_BATCH:
+            shrunk |= {"batch_size": _TINY_BATCH}
         if config.eval_steps:
             shrunk |= {"eval_steps": 1}
         if config.lr_scheduler_type in FITTED:

@@ -108,6 +108,7 @@ def page(found: Found) -> list[str]:
     return [
         *_method(every),
         "",
+        *_disturbance(every),
         "## Steps",
         "",
         *_race_lines([row for row in every if row.scenario.main]),
@@ -145,6 +146,27 @@ def _method(every: Sequence[Row]) -> list[str]:
         "Memory: high-water mark of a fresh process less its resident size after imports. Rate: share of the two",
         "measured rates of matrix products that is reached on necessary operations (`flops.py` says which are),",
         "prompts that the two sides of a pair share counted once.",
+    ]
+
+
+QUIET = 1.5
+"""How many times as fast as at its slowest a machine without other work multiplies, at most."""
+
+
+def _disturbance(every: Sequence[Row]) -> list[str]:
+    """Say which races shared the machine with other work, as its own rate of products shows."""
+    best = max((row.rates[PRODUCTS[0]] for row in every), default=0.0)
+    shared = [
+        f"{row.scenario.name} {row.objective.upper()}"
+        for row in every
+        if QUIET * row.rates[PRODUCTS[0]] < best
+    ]
+    if not shared:
+        return []
+    return [
+        f"The machine had other work beside these races, and multiplied at less than 1/{QUIET:g} of its best rate:"
+        f" {', '.join(shared)}. Sides took turns all the same, so ratios mean more there than seconds.",
+        "",
     ]
 
 

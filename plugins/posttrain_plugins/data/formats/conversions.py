@@ -11,13 +11,13 @@ from posttrain_plugins.data.formats.passages import others
 
 
 def last_answer(row: Row) -> Iterable[Row]:
-    """`messages`: the last assistant turn answers what stands before it; what follows it is left out."""
-    return _answers(row)[-1:]
+    """`messages`: the last assistant turn that is learned answers what stands before it; what follows is left out."""
+    return _learned(row)[-1:]
 
 
 def every_answer(row: Row) -> Iterable[Row]:
-    """`messages`: every assistant turn answers what stands before it."""
-    return _answers(row)
+    """`messages`: every assistant turn that is learned answers what stands before it."""
+    return _learned(row)
 
 
 def every_prompt(row: Row) -> Iterable[Row]:
@@ -91,6 +91,11 @@ def whole(prompt: Turns, steps: Sequence[Turns]) -> Turns:
     *lines, last = map(str, steps)
     text = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines) + last
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def _learned(row: Row) -> list[Row]:
+    """Return the answers without those of weight 0, which no trainer would learn."""
+    return [each for each in _answers(row) if each["completion"][0].get("weight") != 0]
 
 
 def _answers(row: Row) -> list[Row]:

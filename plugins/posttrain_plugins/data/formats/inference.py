@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from posttrain.contracts.format import Column, Format
+from posttrain.contracts.format import Column, Format, Row
 from posttrain.errors import DataError
+from posttrain_plugins.data.formats.schema import schema_of
 from posttrain_plugins.data.formats.values import listed
+
+_LEARNED: Mapping[str, str] = {
+    "text": "all of the text",
+    "messages": "every answer of the conversation",
+    "prompt": "nothing, it only asks",
+    "prompt_completion": "the answer to the prompt",
+    "preference": "which of two answers is better",
+    "unpaired_preference": "whether an answer is good",
+    "stepwise": "which steps are right",
+}
+"""What a trainer learns of the canonical formats."""
+
+
+class SeveralFormats(DataError):
+    """The columns fit several formats."""
 
 
 def infer(
@@ -24,7 +40,8 @@ def infer(
         told: Which rows have which columns, in words.
 
     Raises:
-        DataError: No format fits, or several do.
+        SeveralFormats: Several formats fit; the one that says most of the columns is proposed first.
+        DataError: No format fits.
     """
     fitting = {name: set(format.columns) for name, format in formats.items() if format().fits(schema)}
     best = [name for name, own in fitting.items() if not any(own < other for other in fitting.values())]
@@ -32,11 +49,13 @@ def infer(
         return best[0]
     found = told or f"columns {listed(sorted(schema))}"
     if best:
-        raise DataError(
+        best.sort(key=lambda name: (-len(fitting[name]), formats[name].becomes is None))
+        choices = "; ".join(f"`{name}` learns {_learned(name, formats[name])}" for name in best)
+        raise SeveralFormats(
             f"the columns fit several formats: {listed(best)}",
             where=where,
             found=found,
-            fix=f"choose one, for example `format: {best[0]}`; the other columns travel along unused",
+            fix=f"choose one, for example `format: {best[0]}`: {choices}; other columns travel along unused",
         )
     own = [f"{name}: {listed(each.columns)}" for name, each in formats.items() if each.becomes is None]
     others = [name for name, each in formats.items() if each.becomes is not None]
@@ -48,3 +67,23 @@ def infer(
         expected=needs,
         fix="rename columns, for example `columns: {question: prompt, answer: completion}`",
     )
+
+
+def misleading(formats: Mapping[str, type[Format]], row: Row, name: str) -> set[str]:
+    """Return columns of a row that travel along and by which it would be taken for a row of another format too.
+
+    Args:
+        formats: The formats by name.
+        row: A row of the format `name`.
+        name: The format that the row is to be recognised as.
+    """
+    own = set(formats[name].columns)
+    others = [
+        each for each in formats.values() if row.keys() >= set(each.columns) and set(each.columns) - own
+    ]
+    schema = schema_of([row]).columns if others else {}
+    return {column for each in others if each().fits(schema) for column in set(each.columns) - own}
+
+
+def _learned(name: str, format: type[Format]) -> str:
+    return _LEARNED.get(format.becomes or name, "what its trainer says")

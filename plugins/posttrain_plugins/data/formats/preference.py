@@ -51,13 +51,19 @@ class UnpairedPreference(Format):
     }
 
     def fits(self, schema: Mapping[str, Column]) -> bool:
-        """A `label` of true and false; one of anything else is a column that travels along."""
-        return super().fits(schema) and "boolean" in (schema["label"].types or {"boolean": 1})
+        """A `label` of true and false; one of words is a column that travels along.
+
+        Numbers are taken for labels too, to be refused: 0 and 1 must not turn bad answers into demonstrations.
+        """
+        return super().fits(schema) and bool({"boolean", "number"} & schema["label"].types.keys())
 
     def problem(self, row: Row) -> str | None:
         """Refuse an empty side and a label that is neither true nor false."""
         judges = {"prompt": values.turns, "completion": values.answer, "label": values.truth}
-        return values.first_problem(row, judges) or extras_problem(row)
+        problem = values.first_problem(row, judges) or extras_problem(row)
+        if problem and problem.startswith("`label` is number"):
+            return f"{problem}; where it is no verdict on the completion, choose `format: prompt_completion`"
+        return problem
 
     def passages(self, row: Row) -> Sequence[Passage]:
         """The pair; the label is the trainer's business."""

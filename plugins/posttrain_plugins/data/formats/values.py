@@ -31,6 +31,11 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join([*told, *more]) or "none"
 
 
+def counted(count: int, unit: str) -> str:
+    """Return a count with what it counts, such as `3 rows`."""
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+
+
 def first_problem(row: Mapping[str, Any], judges: Mapping[str, Judge]) -> str | None:
     """Judge columns one after the other; return the first problem, which begins with its column."""
     for column, judge in judges.items():

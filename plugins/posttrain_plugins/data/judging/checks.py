@@ -11,7 +11,7 @@ from posttrain.contracts.format import Row
 from posttrain.contracts.passage import Passage, Turns
 from posttrain.contracts.stage import Level
 from posttrain_plugins.data.conversation import content_text
-from posttrain_plugins.data.judging.flaws import flaws_of
+from posttrain_plugins.data.judging.flaws import flaws_of, turned_round, unused_system
 
 Find = Callable[[Row, Sequence[Passage]], str | None]
 """Says what is odd about a row, given its passages, or returns None."""
@@ -35,12 +35,14 @@ class Check:
         level: How much that matters.
         find: Looks at a row.
         fix: What to do about it.
+        fix_for: What to do about a row, where that depends on its columns.
     """
 
     title: str
     level: Level
     find: Find
     fix: str
+    fix_for: Callable[[Row], str] | None = None
 
 
 def texts(passages: Sequence[Passage]) -> Iterator[tuple[str, str]]:
@@ -161,6 +163,11 @@ def _edges(row: Row, passages: Sequence[Passage]) -> str | None:
     return None
 
 
+def _system(row: Row, passages: Sequence[Passage]) -> str | None:
+    column = unused_system(row)
+    return f"`{column}` travels along unused" if column else None
+
+
 def longer_than(limit: int) -> Check:
     """Return the check for rows with more characters than `limit`."""
 
@@ -182,7 +189,8 @@ CHECKS: Mapping[str, Check] = {
         "a pair is ranked against its own scores",
         Level.WARNING,
         _inverted,
-        "swap them: `columns: {chosen: rejected, rejected: chosen}`",
+        "swap the sides with `columns`, and the columns of their scores with them",
+        lambda row: f"swap them and their scores: {turned_round(row)}",
     ),
     "no-answer": Check("a conversation without an answer", Level.WARNING, _without_answer, "drop them"),
     "empty-answer": Check(
@@ -211,6 +219,12 @@ CHECKS: Mapping[str, Check] = {
     ),
     "stray-character": Check(
         "control characters, or signs of a broken encoding", Level.WARNING, _stray, "decode the source anew"
+    ),
+    "unused-system": Check(
+        "a system prompt in a column of its own, which no turn is made of",
+        Level.WARNING,
+        _system,
+        "put it into the messages as a `system` turn, or name the column otherwise",
     ),
     "edge-space": Check(
         "answers with white space at their edges, which many templates trim",

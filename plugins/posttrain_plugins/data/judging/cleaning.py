@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,8 +17,10 @@ from itertools import compress
 from posttrain.contracts.format import Format
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import Schema, format_of, infer_format, type_name
+from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.data.images.gallery import Gallery
 from posttrain_plugins.data.images.parts import has_images, placed, taken
+from posttrain_plugins.data.judging.flaws import unused_system
 from posttrain_plugins.data.problems import Problems
 from posttrain_plugins.data.reading.columnar import unmerged
 from posttrain_plugins.data.reading.files import Entry, Readable, Row
@@ -43,6 +46,8 @@ class Cleaned:
         notes: What was done to the rows on the way.
         entries: Begins to read the rows with their places.
         images: Whether rows name images of the gallery.
+        counts: Rows of the source: all that were `read`, and of these the `unsuited` ones that were left out and the
+            `silent` ones that gave no row.
     """
 
     format: str
@@ -50,6 +55,7 @@ class Cleaned:
     notes: tuple[str, ...]
     entries: Callable[[], Iterator[Entry]]
     images: bool = False
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def read(self) -> Iterator[Row]:
         """Begin to read the rows."""
@@ -90,7 +96,7 @@ def clean(
         ImagesLeft: Rows have images, and there is no gallery.
         DataError: The format cannot be told, or rows do not suit it; each with its place.
     """
-    prepared = _Prepared(source, columns, json_columns)
+    prepared = Prepared(source, columns, json_columns)
     name = format or _inferred(prepared)
     made = _Made(prepared, given or format_of(name), skip_invalid, gallery)
     kept = _Kept(limit, drop_duplicates)
@@ -106,23 +112,45 @@ def clean(
         made.notes(name, kept.count),
         lambda: compress(made.entries(), chosen),
         made.images,
+        made.counts,
     )
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """Rows with their columns renamed and their JSON text parsed."""
+class Prepared:
+    """Rows with their columns renamed and their JSON text parsed.
 
-    source: Readable
+    Args:
+        rows: What is read.
+        columns: New names of columns, by their old names.
+        json_columns: Columns whose text is JSON to be parsed, by their new names.
+    """
+
+    rows: Readable
     columns: Mapping[str, str]
-    json_columns: tuple[str, ...]
+    json_columns: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The file or dataset, for messages."""
+        return self.rows.source
+
+    @property
+    def merged(self) -> bool:
+        """Whether Arrow held the rows."""
+        return self.rows.merged
 
     def entries(self) -> Iterator[Entry]:
+        """Begin to read anew.
+
+        Raises:
+            RowsRefused: A row lacks a column that is renamed, or its JSON text is none.
+        """
         if not self.columns and not self.json_columns:
-            yield from self.source.entries()
+            yield from self.rows.entries()
             return
-        problems = Problems(self.source.source)
-        for place, row in self.source.entries():
+        problems = Problems(self.source)
+        for place, row in self.rows.entries():
             problem = _renaming_problem(row, self.columns) if self.columns else None
             renamed = {self.columns.get(name, name): value for name, value in row.items()}
             problem = problem or _parse_json(renamed, self.json_columns)
@@ -137,7 +165,7 @@ class _Prepared:
 class _Made:
     """Canonical rows of those that suit the format."""
 
-    prepared: _Prepared
+    prepared: Prepared
     format: Format
     skip_invalid: bool
     gallery: Gallery | None
@@ -147,10 +175,11 @@ class _Made:
     _skipped: Problems = field(init=False)
     _suits: bytearray = field(default_factory=bytearray)
     _said_nothing: int = 0
+    _systems: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.problems = Problems(self.prepared.source.source)
-        self._skipped = Problems(self.prepared.source.source)
+        self.problems = Problems(self.prepared.source)
+        self._skipped = Problems(self.prepared.source)
         self.refused = self._skipped if self.skip_invalid else self.problems
 
     def judged(self) -> Iterator[Entry]:
@@ -170,6 +199,8 @@ class _Made:
                 continue
             self._said_nothing += not made
             for each in made:
+                if column := unused_system(each):
+                    self._systems[column] += 1
                 yield place, each
 
     def entries(self) -> Iterator[Entry]:
@@ -178,9 +209,14 @@ class _Made:
             for each in self.format.rows(row):
                 yield place, self._with_images(dict(each), place) if self.images else dict(each)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows there were, and how many of them were left out or gave none."""
+        return {"read": len(self._suits), "unsuited": self._skipped.count, "silent": self._said_nothing}
+
     def _unmerged(self) -> Iterator[Entry]:
         entries = self.prepared.entries()
-        if not self.prepared.source.merged:
+        if not self.prepared.merged:
             return entries
         return ((place, without_null_keys(row, self.format)) for place, row in entries)
 
@@ -200,7 +236,7 @@ class _Made:
         if self.gallery is None:
             raise ImagesLeft(
                 "the row has images, which become files of a dataset",
-                where=f"{self.prepared.source.source}, {place}",
+                where=f"{self.prepared.source}, {place}",
                 fix="load the rows with the stage `data.load`",
             )
         self.images = True
@@ -210,9 +246,14 @@ class _Made:
         """Say what became of the rows."""
         notes = []
         if self._skipped.count:
-            notes.append(f"{self._skipped.count} rows were left out: {'; '.join(self._skipped.shown[:3])}")
+            left = counted(self._skipped.count, "row")
+            notes.append(f"{left} left out: {'; '.join(self._skipped.shown[:3])}")
         if self.format.becomes is not None:
-            notes.append(f"{self._suits.count(1)} `{name}` rows became {count} `{self.format.becomes}` rows")
+            read, made = counted(self._suits.count(1), f"`{name}` row"), f"`{self.format.becomes}` row"
+            none = f"; {self._said_nothing} gave none, such as equal ratings" if self._said_nothing else ""
+            notes.append(f"{read} became {counted(count, made)}{none}")
+        for column, rows in self._systems.items():
+            notes.append(f"{rows} rows have a system prompt in `{column}`, of which no turn is made")
         return tuple(notes)
 
     def told(self) -> str:
@@ -266,11 +307,11 @@ class _Kept:
         return bytes(chosen)
 
 
-def _inferred(prepared: _Prepared) -> str:
+def _inferred(prepared: Prepared) -> str:
     schema = Schema()
     for place, row in prepared.entries():
         schema.add(row, place)
-    return infer_format(schema.columns, prepared.source.source, schema.told())
+    return infer_format(schema.columns, prepared.source, schema.told())
 
 
 def _renaming_problem(row: Row, names: Mapping[str, str]) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 PREFERENCE = "preference"
 MESSAGES = "messages"
 _SETTING = ("system", "developer")
 """Turns that set the scene rather than speak."""
+_PROMPTS = ("system", "system_prompt")
+"""Columns that other tools turn into a system message."""
 SCORES = (
     ("chosen_reward", "rejected_reward"),
     ("chosen_score", "rejected_score"),
@@ -34,6 +36,24 @@ def flaws_of(row: Mapping[str, Any], format: str) -> Iterator[str]:
         yield "identical_pairs"
     if any(_number(row.get(better)) < _number(row.get(worse)) for better, worse in SCORES):
         yield "inverted_pairs"
+
+
+def turned_round(columns: Collection[str]) -> str:
+    """Return the option that swaps the sides of pairs; scores move with them, or they would disagree again."""
+    pairs = [pair for pair in SCORES if set(pair) <= set(columns)]
+    swapped = [f"{one}: {other}, {other}: {one}" for one, other in (("chosen", "rejected"), *pairs)]
+    return f"`columns: {{{', '.join(swapped)}}}`"
+
+
+def unused_system(row: Mapping[str, Any]) -> str | None:
+    """Return the column of a canonical row that holds a system prompt, of which no turn is made; None without one.
+
+    Nothing is missing where the row begins with such a turn, or is a plain text.
+    """
+    begin = row.get("messages", row.get("prompt"))
+    if begin is None or (isinstance(begin, list) and begin and begin[0]["role"] in _SETTING):
+        return None
+    return next((name for name in _PROMPTS if isinstance(row.get(name), str) and row[name].strip()), None)
 
 
 def _number(value: Any) -> float:

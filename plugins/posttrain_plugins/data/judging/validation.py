@@ -12,10 +12,12 @@ from posttrain.contracts.format import Format, Row
 from posttrain.contracts.stage import Level
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import Schema, format_of, infer_format
+from posttrain_plugins.data.formats.inference import SeveralFormats
+from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.data.judging.checks import Check
 from posttrain_plugins.data.judging.cleaning import conflict, without_null_keys
 from posttrain_plugins.data.problems import RowsRefused
-from posttrain_plugins.data.reading.files import DataFile, open_file
+from posttrain_plugins.data.reading.files import DataFile, Readable, open_file
 from posttrain_plugins.data.rows import encode_row
 from posttrain_plugins.data.similarity.repeats import Repeats
 
@@ -79,11 +81,15 @@ class Report:
         format: The format of the rows.
         rows: How many were looked at.
         problems: The kinds of problems, errors first and the most frequent before others.
+        source: The format that the file has, where it is another one.
+        made: How many rows of `format` those of the file become.
     """
 
     format: str
     rows: int
     problems: tuple[Problem, ...]
+    source: str | None = None
+    made: int | None = None
 
     def count(self, level: Level) -> int:
         """Return how many kinds of problems have a level."""
@@ -97,15 +103,19 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return it for `report.json`."""
         problems = [problem.as_dict() for problem in self.problems]
-        return {"format": self.format, "rows": self.rows, "problems": problems}
+        of = {"source": self.source or self.format, "made": self.rows if self.made is None else self.made}
+        return {"format": self.format, "rows": self.rows, **of, "problems": problems}
 
     def summary(self) -> str:
         """Return one line for people."""
+        rows = counted(self.rows, f"`{self.source or self.format}` row")
+        if self.made is not None:
+            rows += f" that became {counted(self.made, f'`{self.format}` row')}"
         if not self.problems:
-            return f"{self.rows} `{self.format}` rows, nothing wrong"
+            return f"{rows}, nothing wrong"
         counts = [(self.count(level), level.value) for level in Level]
         told = ", ".join(f"{count} kind{'s' * (count > 1)} of {name}" for count, name in counts if count)
-        return f"{self.rows} `{self.format}` rows: {told}"
+        return f"{rows}: {told}"
 
 
 def inspect(
@@ -127,50 +137,70 @@ def inspect(
         found: What is found while rows are read, such as lines that are none.
     """
     unsuited = Problem("unsuited", "rows that do not suit the format", Level.ERROR, "mend or drop them")
+    silent = Problem("silent", "rows that say nothing and give none, such as equal ratings", Level.NOTE)
     odd = {code: Problem(code, check.title, check.level, check.fix) for code, check in checks.items()}
     canonical = format if format.becomes is None else format_of(format.becomes)
     whole = _Whole(format.becomes or name, canonical.columns)
-    rows = 0
+    rows = given = 0
     for rows, (place, row) in enumerate(entries, 1):  # noqa: B007 - the count is used
         problem = judge(row, place) if judge else format.problem(row)
         if problem:
             unsuited.add(place, problem)
             continue
-        for made in format.rows(row):
+        became = list(format.rows(row))
+        given += len(became)
+        if not became:
+            silent.add(place, f"no `{format.becomes or name}` row comes of it")
+        for made in became:
             whole.add(made)
             passages = canonical.passages(made)
             for code, check in checks.items():
                 seen = check.find(made, passages)
                 if seen:
+                    if check.fix_for is not None and not odd[code].count:
+                        odd[code].fix = check.fix_for(made)
                     odd[code].add(place, seen)
-    kinds = [*found, unsuited, *odd.values(), *whole.problems()]
+    kinds = [*found, unsuited, silent, *odd.values(), *whole.problems()]
     order = list(Level)
     kinds.sort(key=lambda each: (order.index(each.level), -each.count, each.code))
-    return Report(format.becomes or name, rows, tuple(each for each in kinds if each.count))
+    problems = tuple(each for each in kinds if each.count)
+    if format.becomes is None:
+        return Report(name, rows, problems)
+    return Report(format.becomes, rows, problems, name, given)
 
 
-def inspect_file(path: Path, name: str | None, checks: Mapping[str, Check]) -> Report:
+def inspect_file(
+    path: Path,
+    name: str | None,
+    checks: Mapping[str, Check],
+    given: Format | None = None,
+    reading: Callable[[DataFile], Readable] = lambda file: file,
+) -> Report:
     """Look at every row of a file, and at every line that is none.
 
     Args:
         path: The file.
         name: The format of its rows; None recognises it.
         checks: What to look for.
+        given: The format itself, where it is no built-in one.
+        reading: Returns what the rows are read from, such as the file with other names of columns.
 
     Raises:
         DataError: There is no such file, or its kind or the format is unknown.
     """
-    file = open_file(path)
+    file = reading(open_file(path))
     unread = Problem("unreadable", "rows that cannot be read", Level.ERROR, "mend the file")
     schema = Schema()
     for place, row in _readable(file, None):
         schema.add(row, place)
     try:
-        format = format_of(name or infer_format(schema.columns, file.source, schema.told()))
+        format = given or format_of(name or infer_format(schema.columns, file.source, schema.told()))
     except DataError as error:
         list(_readable(file, unread))
-        unknown = Problem("format", "no format fits", Level.ERROR, error.fix)
+        title = "several formats fit" if isinstance(error, SeveralFormats) else "no format fits"
+        unknown = Problem("format", title, Level.ERROR, error.fix)
         unknown.add(file.source, error.message + (f" ({error.found})" if error.found else ""))
+        unknown.count = max(schema.rows, 1)
         return Report("unknown", schema.rows, tuple(each for each in (unread, unknown) if each.count))
     found = name or infer_format(schema.columns, file.source)
     types: dict[str, tuple[str, str]] = {}
@@ -184,7 +214,7 @@ def inspect_file(path: Path, name: str | None, checks: Mapping[str, Check]) -> R
     return inspect(rows, format, found, checks, judge, (unread,))
 
 
-def _readable(file: DataFile, unread: Problem | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _readable(file: Readable, unread: Problem | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what can be read of a file, and note what cannot."""
     try:
         yield from file.entries()

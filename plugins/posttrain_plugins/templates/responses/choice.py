@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.artifacts.fingerprint import Refusal
+from posttrain_plugins.templates.atoms import outside_tags
 from posttrain_plugins.templates.render import ChatTemplate
 from posttrain_plugins.templates.responses.deepseek import DeepSeek
 from posttrain_plugins.templates.responses.harmony import Harmony
@@ -192,8 +193,7 @@ def _alike(prompt: str, whole: str) -> int:
         return len(prompt)
     pairs = enumerate(zip(prompt, whole, strict=False))
     length = next((index for index, (left, right) in pairs if left != right), min(len(prompt), len(whole)))
-    opened = whole.rfind("<", 0, length)
-    return opened if opened >= 0 and ">" not in whole[opened:length] else length
+    return outside_tags(whole, 0, length)
 
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:

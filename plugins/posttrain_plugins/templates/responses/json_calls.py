@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from typing import Any
 
@@ -114,8 +115,12 @@ def _builtin(text: str) -> dict[str, Any]:
         and not call.args
     ):
         raise Malformed(f"this is no tool call: {shortened(text)}")
+    name, names = call.func.value.id, [item.arg for item in call.keywords]
+    if None in names or len({*names}) < len(names):
+        raise Malformed(f"`{name}` has an argument twice, or one without a name: {shortened(text)}")
     try:
         arguments = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
-    except ValueError as error:
-        raise Malformed(f"an argument of `{call.func.value.id}` is no literal: {shortened(text)}") from error
-    return tool_call(call.func.value.id, arguments)
+        json.dumps(arguments, allow_nan=False)
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise Malformed(f"an argument of `{name}` is no literal that JSON has: {shortened(text)}") from error
+    return tool_call(name, arguments)
