@@ -36,10 +36,10 @@ from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.evaluation import measure
 from posttrain_plugins.evaluation.evaluate import EvaluateConfig
 from posttrain_plugins.inspection import pieces
+from posttrain_plugins.preparation.examples import Prepared, prepare
 from posttrain_plugins.rollouts import generation
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.trainers.sft import Sft
-from posttrain_plugins.training.examples import Prepared, prepare
 
 MIB = 1024**2
 

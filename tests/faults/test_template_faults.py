@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, processors
 
 from posttrain.contracts.passage import Passage
 from posttrain_plugins.data.formats import format_of
+from posttrain_plugins.preparation.examples import prepare
 from posttrain_plugins.templates.encoded import Encoded
 from posttrain_plugins.templates.encoder import CLOCK, Encoder
 from posttrain_plugins.templates.library import TEMPLATES, named_template
 from posttrain_plugins.trainers.dpo import Dpo
-from posttrain_plugins.training.examples import prepare
 
 Encoders = Callable[..., Encoder]
 EVERY_TEMPLATE = pytest.mark.parametrize("name", TEMPLATES)

@@ -23,9 +23,9 @@ from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example
 from posttrain_plugins.backends.single import Single
 from posttrain_plugins.data import formats
+from posttrain_plugins.preparation.examples import prepare
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.training.batches import Budget, probe
-from posttrain_plugins.training.examples import prepare
 from posttrain_plugins.training.head import choose_head
 from posttrain_plugins.training.layouts import LAYOUTS
 from posttrain_plugins.training.step import Stepper

@@ -33,8 +33,8 @@ from posttrain.contracts.trainer import Supervise
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import format_of
 from posttrain_plugins.data.tokens.token_rows import TokenRows
+from posttrain_plugins.preparation.examples import prepare
 from posttrain_plugins.templates.encoder import Encoder
-from posttrain_plugins.training.examples import prepare
 
 pytestmark = [
     pytest.mark.slow,

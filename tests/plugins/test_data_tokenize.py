@@ -19,8 +19,8 @@ from posttrain.errors import DataError, Interrupted
 from posttrain_plugins.data.formats import format_of
 from posttrain_plugins.data.tokens.token_rows import TokenRows
 from posttrain_plugins.data.tokens.tokenizing import ahead, tokenizer_threads
+from posttrain_plugins.preparation.examples import CHUNK, prepare, prepare_tokens
 from posttrain_plugins.templates.encoder import Encoder
-from posttrain_plugins.training.examples import CHUNK, prepare, prepare_tokens
 
 LONGEST = {"text": 30, "messages": 30, "prompt_completion": 16, "preference": 12}
 

@@ -16,9 +16,9 @@ from posttrain_plugins.inspection.hints import fix_of
 from posttrain_plugins.inspection.models import Model, model_view, open_model
 from posttrain_plugins.inspection.trainers import preparation
 from posttrain_plugins.inspection.views import Inspection, Kept, Look
+from posttrain_plugins.preparation.examples import prepare
 from posttrain_plugins.trainers.dpo import Dpo
 from posttrain_plugins.trainers.sft import Sft
-from posttrain_plugins.training.examples import prepare
 
 Rows = list[dict[str, Any]]
 

@@ -14,8 +14,8 @@ from posttrain_plugins.data.tokens.token_rows import Records, TokenWriter
 from posttrain_plugins.inspection.models import Model, open_model
 from posttrain_plugins.inspection.tokenized import Fit, inspect_tokens
 from posttrain_plugins.inspection.views import Kept, Look
+from posttrain_plugins.preparation.examples import prepare
 from posttrain_plugins.trainers.sft import Sft
-from posttrain_plugins.training.examples import prepare
 
 ROWS = [
     {"messages": turns("The quick?", "It said: no")},

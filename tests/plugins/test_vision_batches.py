@@ -17,12 +17,12 @@ from posttrain_plugins.data.images.gallery import Gallery
 from posttrain_plugins.data.images.image import Image
 from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.models.policy import load_model
+from posttrain_plugins.preparation.truncation import TRUNCATIONS
 from posttrain_plugins.templates.encoder import Encoded, Encoder
 from posttrain_plugins.training.batches import PIECE, probe
 from posttrain_plugins.training.head import AnalyticHead, FullHead, Wanted, choose_head
 from posttrain_plugins.training.layouts import LAYOUTS, choose_layout
 from posttrain_plugins.training.layouts.choice import why_not
-from posttrain_plugins.training.truncation import TRUNCATIONS
 
 EXACT = 1e-5
 SIZES = [(40, 30), (60, 20), (20, 50), (28, 28), (40, 30)]

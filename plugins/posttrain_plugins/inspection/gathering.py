@@ -15,8 +15,8 @@ from posttrain_plugins.inspection.models import Model, model_view
 from posttrain_plugins.inspection.rows import Recorder, row_view
 from posttrain_plugins.inspection.statistics import Census, Sizes
 from posttrain_plugins.inspection.views import Inspection, Kept, Remark, RowView, Training
-from posttrain_plugins.training.accounts import Account, Groups
-from posttrain_plugins.training.examples import CHUNK, Preparation
+from posttrain_plugins.preparation.accounts import Account, Groups
+from posttrain_plugins.preparation.examples import CHUNK, Preparation
 
 Row = Mapping[str, Any]
 

@@ -15,8 +15,8 @@ from posttrain.errors import DataError
 from posttrain_plugins.inspection.hints import fix_of
 from posttrain_plugins.inspection.pieces import pieces_of
 from posttrain_plugins.inspection.views import Piece, Remark, RowView, Side, Turn
-from posttrain_plugins.training.accounts import Account
-from posttrain_plugins.training.examples import Preparation
+from posttrain_plugins.preparation.accounts import Account
+from posttrain_plugins.preparation.examples import Preparation
 
 Row = Mapping[str, Any]
 

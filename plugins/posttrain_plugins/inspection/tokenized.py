@@ -17,7 +17,7 @@ from posttrain_plugins.inspection.models import Model, model_view
 from posttrain_plugins.inspection.pieces import pieces_of
 from posttrain_plugins.inspection.statistics import Census, Statistics
 from posttrain_plugins.inspection.views import Inspection, ModelView, Remark, RowView, Side
-from posttrain_plugins.training.examples import Prepared, prepare_tokens
+from posttrain_plugins.preparation.examples import Prepared, prepare_tokens
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from posttrain.errors import SpecError
 from posttrain.registry.discovery import discover
 from posttrain_plugins.data.formats import BUILT_IN, format_of
 from posttrain_plugins.inspection.models import Model
-from posttrain_plugins.training.examples import Preparation
+from posttrain_plugins.preparation.examples import Preparation
 
 _COMMON = ("train.sft", "train.dpo")
 """Asked first where several trainers take a format."""

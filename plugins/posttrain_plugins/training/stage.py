@@ -20,13 +20,13 @@ from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.contracts.trainer import Example, Supervise, Trainer
 from posttrain.errors import Interrupted, StageError
 from posttrain_plugins.models.policy import Policy, open_policy, save_policy, usable_device
+from posttrain_plugins.preparation.dataset import prepared_data
+from posttrain_plugins.preparation.examples import Prepared
 from posttrain_plugins.training.adapters import Adapted, with_adapter
 from posttrain_plugins.training.assembly import STEPS, assemble
 from posttrain_plugins.training.batches import DataOrder, fullness
 from posttrain_plugins.training.checkpoints import Checkpoints
-from posttrain_plugins.training.dataset import prepared_data
 from posttrain_plugins.training.evaluation import Best, Evaluation
-from posttrain_plugins.training.examples import Prepared
 from posttrain_plugins.training.head import vocabulary_of
 from posttrain_plugins.training.invariants import Marks, StepZero
 from posttrain_plugins.training.loop import Loop

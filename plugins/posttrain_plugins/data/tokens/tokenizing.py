@@ -21,10 +21,10 @@ from posttrain.errors import Interrupted
 from posttrain_plugins.data.rows import PROMPTS, ROWS
 from posttrain_plugins.data.tokenize import MADE, TokenizeConfig, token_facts
 from posttrain_plugins.data.tokens.token_rows import FORMATS, Records, TokenWriter
+from posttrain_plugins.preparation.accounts import Account
+from posttrain_plugins.preparation.dataset import named_format
+from posttrain_plugins.preparation.examples import CHUNK, Preparation, require_rows
 from posttrain_plugins.templates.encoder import Encoder
-from posttrain_plugins.training.accounts import Account
-from posttrain_plugins.training.dataset import named_format
-from posttrain_plugins.training.examples import CHUNK, Preparation, require_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]

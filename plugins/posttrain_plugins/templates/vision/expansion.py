@@ -17,7 +17,7 @@ from posttrain_plugins.templates.vision.families import FAMILIES, Block
 from posttrain_plugins.templates.vision.files import Vision
 
 if TYPE_CHECKING:
-    from posttrain_plugins.templates.encoder import Encoded
+    from posttrain_plugins.templates.encoded import Encoded
 
     E = TypeVar("E", bound=Encoded)
 

@@ -14,7 +14,7 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.formats import BUILT_IN, format_of
 from posttrain_plugins.data.rows import stream_rows
 from posttrain_plugins.data.tokens.token_rows import FORMATS, TokenRows
-from posttrain_plugins.training.examples import Prepared, prepare, prepare_tokens
+from posttrain_plugins.preparation.examples import Prepared, prepare, prepare_tokens
 
 if TYPE_CHECKING:
     from posttrain_plugins.models.policy import Policy

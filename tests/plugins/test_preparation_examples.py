@@ -12,11 +12,11 @@ from posttrain.contracts.stage import Level
 from posttrain.contracts.trainer import Example, Supervise
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import format_of
+from posttrain_plugins.preparation.accounts import Account
+from posttrain_plugins.preparation.examples import Prepared, prepare
 from posttrain_plugins.templates.reading import Note
 from posttrain_plugins.trainers.dpo import Dpo
 from posttrain_plugins.trainers.sft import Sft
-from posttrain_plugins.training.accounts import Account
-from posttrain_plugins.training.examples import Prepared, prepare
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from posttrain.contracts.trainer import Example, Supervise, TokenSequence, Train
 from posttrain.errors import DataError
 from posttrain_plugins.data.images.image import Image
 from posttrain_plugins.data.tokens.token_rows import TokenRows
-from posttrain_plugins.training.accounts import Account
-from posttrain_plugins.training.supervision import SUPERVISIONS, no_answer
-from posttrain_plugins.training.truncation import TRUNCATIONS
+from posttrain_plugins.preparation.accounts import Account
+from posttrain_plugins.preparation.supervision import SUPERVISIONS, no_answer
+from posttrain_plugins.preparation.truncation import TRUNCATIONS
 
 Row = Mapping[str, Any]
 CHUNK = 512

@@ -1,0 +1,1 @@
+"""From the rows of a dataset to examples: encoding, truncation, and an account of what is left out."""
