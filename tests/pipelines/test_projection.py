@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,15 @@ def test_a_tracker_that_hangs_holds_up_the_end_for_a_while_only() -> None:
     hang.set()
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT interrupt, though a process that was started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_a_tracker_is_waited_for_becomes_a_note() -> None:
     hang = threading.Event()
     tracker = Told(lambda: hang.wait() and None)
