@@ -42,6 +42,8 @@ How far these figures go:
   0. What the gate says counts as *later*, though it is said when the gate is bound.
 - "Found" means that something was said first, not that it names the cause. I02 is first noticed as rows that are too
   long; I06 and I15 by what the evaluation gives; 15 is told before the gate refuses it.
+- 6a adds ordinary tokens, which texts can give. Special tokens that the template never writes are only noted, since
+  Gemma 3 comes with one; a row that holds one is refused.
 - One model, one task, one seed. The healthy pipelines were written after the rules, by the same hand.
 """
 
