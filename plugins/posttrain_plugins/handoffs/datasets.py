@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
@@ -193,11 +193,8 @@ class RowsRepeated(Rule):
 
     def check(self, site: Site) -> Iterable[Finding]:
         """Report datasets of which more than half of the rows equal an earlier one."""
-        for port, data, count in flawed(site, "repeated_rows"):
-            rows = data.facts.rows
-            if rows is not None and 2 * count > rows:
-                message = f"{count} of {rows} rows of {data.origin} equal an earlier one"
-                yield self.finding(message, data, port=port)
+        for port, data, share in _mostly(site, "repeated_rows"):
+            yield self.finding(f"{share} rows of {data.origin} equal an earlier one", data, port=port)
 
 
 class AnswersFirst(Rule):
@@ -214,11 +211,17 @@ class AnswersFirst(Rule):
 
     def check(self, site: Site) -> Iterable[Finding]:
         """Report datasets in which more than half of the conversations begin so."""
-        for port, data, count in flawed(site, "answers_first"):
-            rows = data.facts.rows
-            if rows is not None and 2 * count > rows:
-                message = f"{count} of {rows} conversations of {data.origin} begin with the assistant"
-                yield self.finding(message, data, port=port)
+        for port, data, share in _mostly(site, "answers_first"):
+            message = f"{share} conversations of {data.origin} begin with the assistant"
+            yield self.finding(message, data, port=port)
+
+
+def _mostly(site: Site, flaw: str) -> Iterator[tuple[str, Input, str]]:
+    """Yield the datasets of which more than half of the rows have a flaw, and how many of how many."""
+    for port, data, count in flawed(site, flaw):
+        rows = data.facts.rows
+        if rows is not None and 2 * count > rows:
+            yield port, data, f"{count} of {rows}"
 
 
 def _same(one: Input, other: Input) -> bool:

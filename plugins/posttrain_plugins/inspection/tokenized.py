@@ -11,7 +11,7 @@ from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.trainer import Example
 from posttrain.errors import DataError
 from posttrain_plugins.data.rows import PROMPTS
-from posttrain_plugins.data.tokens.token_rows import TokenRows
+from posttrain_plugins.data.tokens.token_rows import TokenRows, require_tokenizer
 from posttrain_plugins.inspection.gathering import Watch, training_of
 from posttrain_plugins.inspection.models import Model, model_view
 from posttrain_plugins.inspection.pieces import pieces_of
@@ -59,7 +59,8 @@ def inspect_tokens(
     Raises:
         DataError: The tokens are another tokenizer's, or no row can be trained on.
     """
-    _require_tokenizer(artifact, model)
+    fix = "name the model that was connected to `data.tokenize`"
+    require_tokenizer(artifact, model.encoder.files.hash, fix)
     source = TokenRows(artifact.path)
     watch = Watch(wanted, Census(str(artifact.facts.format)))
     prepared = fit(source, model)
@@ -89,17 +90,6 @@ def inspect_tokens(
         ),
         shown=tuple(watch.views[index] for index in sorted(watch.views)),
     )
-
-
-def _require_tokenizer(artifact: Artifact, model: Model) -> None:
-    made, own = artifact.facts.tokens, model.encoder.files.hash
-    if made is not None and made.tokenizer not in (None, own):
-        raise DataError(
-            "the dataset was tokenized with another tokenizer than the model's",
-            found=made.tokenizer,
-            expected=own,
-            fix="name the model that was connected to `data.tokenize`",
-        )
 
 
 def _view(artifact: Artifact, model: Model) -> ModelView:

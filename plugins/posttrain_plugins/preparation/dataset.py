@@ -13,7 +13,7 @@ from posttrain.contracts.trainer import Trainer
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import BUILT_IN, format_of
 from posttrain_plugins.data.rows import stream_rows
-from posttrain_plugins.data.tokens.token_rows import FORMATS, TokenRows
+from posttrain_plugins.data.tokens.token_rows import FORMATS, TokenRows, require_tokenizer
 from posttrain_plugins.preparation.examples import Prepared, prepare, prepare_tokens
 
 if TYPE_CHECKING:
@@ -72,12 +72,6 @@ def named_format(context: StageContext, name: str) -> Format:
 
 
 def _tokens(data: Artifact, policy: Policy) -> TokenRows:
-    made, own = data.facts.tokens, policy.encoder.files.hash
-    if made is not None and made.tokenizer not in (None, own):
-        raise DataError(
-            "the dataset was tokenized with another tokenizer than the model's",
-            found=made.tokenizer,
-            expected=own,
-            fix="tokenize it again, with this model connected to `data.tokenize`",
-        )
+    fix = "tokenize it again, with this model connected to `data.tokenize`"
+    require_tokenizer(data, policy.encoder.files.hash, fix)
     return TokenRows(data.path)

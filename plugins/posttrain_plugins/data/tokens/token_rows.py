@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.trainer import Example, TokenSequence
 from posttrain.errors import DataError
 from posttrain_plugins.data.rows import PROMPTS
@@ -207,6 +208,27 @@ class Batch:
         first = start // 8
         found = np.unpackbits(self.bits[first : -(-stop // 8)], bitorder="little")
         return found[start - 8 * first : stop - 8 * first].view(np.bool_)
+
+
+def require_tokenizer(data: Artifact, tokenizer: str, fix: str) -> None:
+    """Refuse a tokenized dataset that is known to be of another tokenizer.
+
+    Args:
+        data: The dataset.
+        tokenizer: Hash of the model's tokenizer.
+        fix: What to do about it.
+
+    Raises:
+        DataError: The tokens mean something else to the model.
+    """
+    made = data.facts.tokens
+    if made is not None and made.tokenizer not in (None, tokenizer):
+        raise DataError(
+            "the dataset was tokenized with another tokenizer than the model's",
+            found=made.tokenizer,
+            expected=tokenizer,
+            fix=fix,
+        )
 
 
 class TokenRows:
