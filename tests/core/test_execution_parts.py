@@ -28,6 +28,7 @@ from posttrain.execution.resources import Demand, Machine, Pool
 from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import execute, grace_seconds, overall
 from posttrain.execution.signals import Stop, describe_exit
+from posttrain.execution.worker import UNSTORED
 from posttrain.planning.spec import Resources
 from posttrain.registry.isolation import isolated, undisturbed
 
@@ -195,6 +196,15 @@ def test_only_exit_0_with_a_valid_result_counts(
     assert caught.value.error["message"] == message
     assert caught.value.error["log"].splitlines() == [f"line {n}" for n in range(20, 40)]
     assert log_tail(tmp_path / "absent") == ""
+
+
+def test_a_worker_without_room_for_its_result_is_told_as_a_full_disk(tmp_path: Path) -> None:
+    attempt = written(tmp_path, None)
+    with pytest.raises(AttemptFailed, match="the disk is full") as caught:
+        judge(attempt, UNSTORED, frozenset(), Stop())
+    assert caught.value.error["type"] == "StoreError"
+    assert caught.value.error["where"] == str(attempt.result)
+    assert "posttrain store gc" in caught.value.error["fix"]
 
 
 def test_a_result_must_have_every_output(tmp_path: Path) -> None:

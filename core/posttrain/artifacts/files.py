@@ -48,6 +48,11 @@ def guarded(path: Path, action: str) -> Iterator[None]:
         ) from error
 
 
+def is_full(error: OSError) -> bool:
+    """Whether the system refused to write for want of room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _free(path: Path) -> str:
     for place in (path, *path.parents):
         if place.exists():

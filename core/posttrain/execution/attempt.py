@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -16,12 +17,13 @@ from pydantic import ValidationError
 from posttrain import errors
 from posttrain.artifacts.sealing import read_manifest
 from posttrain.errors import Interrupted, StageError
+from posttrain.execution.blame import storage_error
 from posttrain.execution.context import EVENTS
 from posttrain.execution.journal import tail_events
 from posttrain.execution.launch import Handle
 from posttrain.execution.protocol import Output, Result
 from posttrain.execution.signals import Stop, describe_exit
-from posttrain.execution.worker import RESULT
+from posttrain.execution.worker import RESULT, UNSTORED
 
 _POLL = 0.2
 _LOG_LINES = 20
@@ -151,6 +153,8 @@ def judge(attempt: Attempt, code: int, ports: frozenset[str], stop: Stop) -> Res
             where=str(attempt.directory),
             fix="posttrain resume",
         )
+    if result is None and code == UNSTORED:
+        raise AttemptFailed(_no_room(attempt))
     if result is None or code != 0:
         after = " after it had written its result" if result is not None else ""
         raise _failed(attempt, f"the worker {describe_exit(code)}{after}", found=problem)
@@ -190,6 +194,12 @@ def _account(attempt: Attempt, error: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(kind, type) and issubclass(kind, errors.PosttrainError):
         return dict(error)
     return {**error, "log": log_tail(attempt.log)}
+
+
+def _no_room(attempt: Attempt) -> dict[str, Any]:
+    """Return what a worker would have said that could store nothing."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(attempt.result))
+    return dict(storage_error(full, attempt.directory).as_dict())
 
 
 def _failed(

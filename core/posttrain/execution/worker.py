@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
-from posttrain.artifacts.files import write_durably
+from posttrain.artifacts.files import is_full, write_durably
 from posttrain.artifacts.kinds import DatasetFacts
 from posttrain.artifacts.store import Store
 from posttrain.contracts.registration import load_target
@@ -35,6 +35,8 @@ from posttrain.registry.components import choices, validate_config
 from posttrain.registry.discovery import discover
 
 RESULT = "result.json"
+UNSTORED = os.EX_CANTCREAT
+"""How a worker exits that had no room to store its result."""
 _EXIT_CODE = {"ok": ExitCode.OK, "failed": ExitCode.FAILED, "stopped": ExitCode.INTERRUPTED}
 
 
@@ -62,8 +64,13 @@ def run(path: Path, stopping: Callable[[], bool], *, log: TextIO | None = None, 
         SpecError: The request file cannot be read.
     """
     request = read_request(path)
-    result = execute(request, stopping, log=log or sys.stderr, debug=debug)
-    write_durably(Path(request.directory) / RESULT, result.model_dump_json().encode())
+    try:
+        result = execute(request, stopping, log=log or sys.stderr, debug=debug)
+        write_durably(Path(request.directory) / RESULT, result.model_dump_json().encode())
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return UNSTORED
     return _EXIT_CODE[result.status]
 
 

@@ -148,10 +148,13 @@ class _Server:
             _take_place(message, descriptors)
             code = worker.main([message["request"]])
         except BaseException:  # noqa: BLE001 - whatever it is, it must end here, and be seen
-            traceback.print_exc()
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            # What cannot be printed, on a full disk say, must not keep a worker alive in the zygote's own loop.
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(code)
 
 
