@@ -34,6 +34,7 @@ _WHERE = {
     "StageConfig": "posttrain.contracts.stage",
     "StageContext": "posttrain.contracts.stage",
     "Verdict": "posttrain.contracts.stage",
+    "Judge": "posttrain.contracts.trainer",
     "Supervise": "posttrain.contracts.trainer",
     "Trainer": "posttrain.contracts.trainer",
     "Family": "posttrain.contracts.loss",
@@ -41,6 +42,11 @@ _WHERE = {
     "LossOutput": "posttrain.contracts.loss",
     "PreferenceBatch": "posttrain.contracts.loss",
     "Need": "posttrain.contracts.loss",
+    "AnswerTokens": "posttrain.contracts.loss",
+    "ThreeWayBatch": "posttrain.contracts.loss",
+    "UnpairedBatch": "posttrain.contracts.loss",
+    "RewardBatch": "posttrain.contracts.loss",
+    "ProcessRewardBatch": "posttrain.contracts.loss",
     "Scope": "posttrain.contracts.loss",
     "Term": "posttrain.contracts.loss",
     "TokenBatch": "posttrain.contracts.loss",
@@ -49,6 +55,7 @@ _WHERE = {
     "SEQUENCE_MEAN": "posttrain.contracts.reduction",
     "TOKEN_MEAN": "posttrain.contracts.reduction",
     "Constant": "posttrain.contracts.reduction",
+    "RoleTokenMean": "posttrain.contracts.reduction",
     "Reduction": "posttrain.contracts.reduction",
     "reduction": "posttrain.contracts.reduction",
     "Column": "posttrain.contracts.format",
@@ -80,14 +87,19 @@ if TYPE_CHECKING:
     from posttrain.contracts.format import Column as Column
     from posttrain.contracts.format import Format as Format
     from posttrain.contracts.generator import Generator as Generator
+    from posttrain.contracts.loss import AnswerTokens as AnswerTokens
     from posttrain.contracts.loss import Family as Family
     from posttrain.contracts.loss import Loss as Loss
     from posttrain.contracts.loss import LossOutput as LossOutput
     from posttrain.contracts.loss import Need as Need
     from posttrain.contracts.loss import PreferenceBatch as PreferenceBatch
+    from posttrain.contracts.loss import ProcessRewardBatch as ProcessRewardBatch
+    from posttrain.contracts.loss import RewardBatch as RewardBatch
     from posttrain.contracts.loss import Scope as Scope
     from posttrain.contracts.loss import Term as Term
+    from posttrain.contracts.loss import ThreeWayBatch as ThreeWayBatch
     from posttrain.contracts.loss import TokenBatch as TokenBatch
+    from posttrain.contracts.loss import UnpairedBatch as UnpairedBatch
     from posttrain.contracts.passage import Passage as Passage
     from posttrain.contracts.reduction import EXAMPLE_MEAN as EXAMPLE_MEAN
     from posttrain.contracts.reduction import MEAN_OF_SEQUENCE_MEANS as MEAN_OF_SEQUENCE_MEANS
@@ -95,6 +107,7 @@ if TYPE_CHECKING:
     from posttrain.contracts.reduction import TOKEN_MEAN as TOKEN_MEAN
     from posttrain.contracts.reduction import Constant as Constant
     from posttrain.contracts.reduction import Reduction as Reduction
+    from posttrain.contracts.reduction import RoleTokenMean as RoleTokenMean
     from posttrain.contracts.reduction import reduction as reduction
     from posttrain.contracts.registration import Group as Group
     from posttrain.contracts.registration import Registration as Registration
@@ -112,6 +125,7 @@ if TYPE_CHECKING:
     from posttrain.contracts.stage import StageConfig as StageConfig
     from posttrain.contracts.stage import StageContext as StageContext
     from posttrain.contracts.stage import Verdict as Verdict
+    from posttrain.contracts.trainer import Judge as Judge
     from posttrain.contracts.trainer import Supervise as Supervise
     from posttrain.contracts.trainer import Trainer as Trainer
     from posttrain.errors import PosttrainError as PosttrainError

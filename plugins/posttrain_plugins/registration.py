@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from posttrain import Registration, hookimpl
+from posttrain_plugins.registrations.losses import LOSSES
 
 POSTTRAIN_API = ">=1,<2"
 
@@ -84,15 +85,7 @@ def posttrain_trainers() -> list[Registration]:
 @hookimpl
 def posttrain_losses() -> list[Registration]:
     """One file per loss."""
-    return [
-        Registration("nll", "Negative log-likelihood of the supervised tokens", f"{_HERE}.losses.nll:Nll"),
-        Registration(
-            "sigmoid",
-            "DPO's logistic loss on the implicit reward margin",
-            f"{_HERE}.losses.sigmoid:Sigmoid",
-            reference="https://arxiv.org/abs/2305.18290",
-        ),
-    ]
+    return LOSSES
 
 
 @hookimpl

@@ -188,8 +188,8 @@ BAD: list[tuple[str, Any, str]] = [
     ),
     (
         "losses",
-        variant(GoodLoss, family=Family.PREFERENCE, needs=frozenset({Need.SQUARES})),
-        "it needs `squares`, which no batch of the family preference holds",
+        variant(GoodLoss, family=Family.PREFERENCE, needs=frozenset({Need.MISMATCHED})),
+        "it needs `mismatched`, which no batch of the family preference holds",
     ),
     ("losses", variant(GoodLoss, scope="step"), "`scope` must be a posttrain.Scope"),
     ("losses", variant(GoodLoss, config=dict), "`config` must be a subclass of posttrain.Config"),

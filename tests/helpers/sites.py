@@ -120,7 +120,7 @@ class Train(Trainer):
     def outputs(self, config: Any) -> tuple[Port, ...]:
         return (Port("model", POLICY),)
 
-    def batch(self, scores: Any) -> Any:
+    def batch(self, scores: Any, config: Any) -> Any:
         raise AssertionError("nothing is trained here")
 
 

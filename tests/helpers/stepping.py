@@ -18,7 +18,7 @@ from helpers.models import char_tokenizer, tiny_llama
 from helpers.training import ROWS, TRAININGS, format_of
 
 from posttrain.contracts.component import Component
-from posttrain.contracts.loss import Loss, Need
+from posttrain.contracts.loss import Loss
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example
 from posttrain_plugins.backends.single import Single
@@ -28,7 +28,7 @@ from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.training.batches import Budget, probe
 from posttrain_plugins.training.head import choose_head
 from posttrain_plugins.training.layouts import LAYOUTS
-from posttrain_plugins.training.step import Stepper
+from posttrain_plugins.training.step import REFERENCES, Stepper
 
 ALL = [
     *TRAININGS,
@@ -90,8 +90,9 @@ def stepper(
         head=head,
         layout=chosen,
         parallel=Single(),
+        config=trainer.config(),
     )
-    if Need.REFERENCE in plugin.needs:
+    if made.needs & REFERENCES:
         width = len(examples(uses, 1)[0].sequences)
         made.reference = {row: -torch.arange(1.0, width + 1) * (row + 9) for row in range(100)}
     return made

@@ -6,7 +6,7 @@ import torch
 from posttrain.contracts.component import NoOptions
 from posttrain.contracts.loss import TokenBatch
 from posttrain.contracts.reduction import TOKEN_MEAN
-from posttrain_plugins.losses.nll import Nll
+from posttrain_plugins.losses.token.nll import Nll
 
 
 def batch(logp: torch.Tensor, weight: list[float]) -> TokenBatch:

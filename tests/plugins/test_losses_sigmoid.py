@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from posttrain.contracts.loss import PreferenceBatch
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.sigmoid import Sigmoid, SigmoidOptions
+from posttrain_plugins.losses.preference.sigmoid import Sigmoid, SigmoidOptions
 
 
 def batch(

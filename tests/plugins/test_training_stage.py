@@ -23,7 +23,7 @@ from posttrain.contracts.stage import Certainty, Input, Level
 from posttrain.errors import DataError, StageError, TrainingDiverged
 from posttrain.registry.components import ConfigProblems, validate_config
 from posttrain.registry.discovery import discover
-from posttrain_plugins.losses.nll import Nll
+from posttrain_plugins.losses.token.nll import Nll
 from posttrain_plugins.models.policy import open_policy
 from posttrain_plugins.trainers.dpo import Dpo, DpoOptions
 from posttrain_plugins.trainers.sft import Sft, SftOptions
@@ -424,8 +424,9 @@ def test_the_light_half_imports_nothing_heavy():
     import sys
 
     code = (
-        "import sys, posttrain_plugins.trainers.sft, posttrain_plugins.trainers.dpo, posttrain_plugins.losses.nll, "
-        "posttrain_plugins.losses.sigmoid; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+        "import sys, posttrain_plugins.trainers.sft, posttrain_plugins.trainers.dpo; "
+        "import posttrain_plugins.losses.token.nll, posttrain_plugins.losses.preference.sigmoid; "
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

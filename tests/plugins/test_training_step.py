@@ -30,7 +30,7 @@ from posttrain.contracts.reduction import (
 )
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
 from posttrain.errors import StageError
-from posttrain_plugins.losses.sigmoid import Sigmoid
+from posttrain_plugins.losses.preference.sigmoid import Sigmoid
 from posttrain_plugins.training.batches import Budget
 from posttrain_plugins.training.layouts import LAYOUTS
 

@@ -7,7 +7,8 @@ same number however the step is cut and dealt to ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the whole optimizer step holds, on all ranks: supervised tokens, sequences, examples."""
+    """What the whole optimizer step holds, on all ranks: supervised tokens, sequences, examples.
+
+    `roles` are the supervised tokens of the sequences of each role, such as `chosen`.
+    """
 
     tokens: int
     sequences: int
     examples: int
+    roles: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,23 @@ class TokenMean(Reduction):
 
     def __str__(self) -> str:
         return "token_mean"
+
+
+@dataclass(frozen=True)
+class RoleTokenMean(Reduction):
+    """Σ / number of supervised tokens of the step in sequences of one role: of all chosen answers, say.
+
+    Values may belong to anything; a value of a sequence stands for the sum over its tokens.
+    """
+
+    role: str
+
+    def total(self, values: Tensor, part: Part) -> Tensor:
+        """Sum and divide."""
+        return values.sum() / part.step.roles[self.role]
+
+    def __str__(self) -> str:
+        return f"token_mean:{self.role}"
 
 
 @dataclass(frozen=True)

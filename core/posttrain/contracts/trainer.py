@@ -6,14 +6,14 @@ The training loop does the rest. torch and transformers appear in annotations on
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from posttrain.contracts.format import Format
-from posttrain.contracts.loss import Family
+from posttrain.contracts.format import Format, Row
+from posttrain.contracts.loss import Family, Need
 from posttrain.contracts.passage import Passage
 from posttrain.contracts.stage import Stage
 
@@ -31,6 +31,7 @@ class TokenSequence:
         role: What the sequence is to its example: `completion`, `chosen`, `rejected`.
         straddling: Tokens that begin before an answer and end inside it, and so are not supervised.
         images: The images in it; the tokens of each are those from its `start` up to its `end`.
+        own: What is supervised is not the prediction of a token, but what the model says at the token itself.
     """
 
     tokens: Sequence[int]
@@ -38,6 +39,7 @@ class TokenSequence:
     role: str
     straddling: int = 0
     images: tuple[Any, ...] = ()
+    own: bool = False
 
     @cached_property
     def predicted(self) -> int:
@@ -52,13 +54,15 @@ class Example:
     """What one row of a dataset says, as sequences; `row` is its number, `weight` multiplies its values.
 
     A packed row of a tokenized dataset says several things: each is an example of its own. Every example of a
-    trainer has the same number of sequences in the same order of roles. They are never
-    separated: a micro-batch holds all of an example or none of it.
+    trainer of a policy has the same number of sequences in the same order of roles. They are never
+    separated: a micro-batch holds all of an example or none of it. `verdicts` are what the row says of its
+    sequences in numbers, as its trainer reads them: labels, scores, a margin.
     """
 
     row: int
     sequences: tuple[TokenSequence, ...]
     weight: float = 1.0
+    verdicts: tuple[float, ...] = ()
 
     @cached_property
     def longest(self) -> int:
@@ -103,6 +107,9 @@ class Scores:
         weight: Each example's weight, shape [E].
         reference: Σ log π_ref over each sequence's supervised tokens, shape [S], where the loss needs it.
         squares: Σ_v π(v)² at each token, shape [N], with gradient, where the loss declares `Need.SQUARES`.
+        reference_logp: log π_ref of each token, shape [N], where `Need.REFERENCE_TOKENS` is declared.
+        value: What a model with a head for numbers says at each of the N places, shape [N], with gradient; None of
+            policies. Log-probs are zeros then.
     """
 
     examples: Sequence[Example]
@@ -114,11 +121,19 @@ class Scores:
     weight: Tensor
     reference: Tensor | None = None
     squares: Tensor | None = None
+    reference_logp: Tensor | None = None
+    value: Tensor | None = None
 
     @property
     def width(self) -> int:
         """Sequences of each example."""
         return len(self.examples[0].sequences)
+
+    @property
+    def verdicts(self) -> Tensor:
+        """What the rows say in numbers, example by example, shape [any]."""
+        said = [verdict for example in self.examples for verdict in example.verdicts]
+        return (self.logp if self.value is None else self.value).new_tensor(said)
 
     def totals(self, values: Tensor) -> Tensor:
         """Sum token values over each sequence: shape [N] to [E, sequences of an example]."""
@@ -138,6 +153,16 @@ class Supervise(StrEnum):
     EVERYTHING = "everything"
 
 
+class Judge(StrEnum):
+    """At which tokens of a passage a model that gives numbers is asked for one.
+
+    END: the last one. STEPS: the last one of each step of the answer.
+    """
+
+    END = "end"
+    STEPS = "steps"
+
+
 class Trainer(Stage):
     """A stage that optimizes a policy. Registered under `Group.TRAINER` as `train.…`, its stage name.
 
@@ -145,6 +170,7 @@ class Trainer(Stage):
         family: The family of losses it drives.
         formats: The dataset formats it takes; `tokens` and `token_pairs` are tokenized already.
         dropout: Whether the model's dropout stays active while it trains.
+        valued: Whether it trains a model that gives numbers, such as a reward model, and not a policy.
         diagnostics: Whether `entropy` and `top1` are computed for metrics; `entropy` also is where the loss needs
             it. Where they are not, they are zeros.
     """
@@ -153,8 +179,13 @@ class Trainer(Stage):
     formats: ClassVar[frozenset[str]]
     dropout: ClassVar[bool] = True
     diagnostics: ClassVar[bool] = False
+    valued: ClassVar[bool] = False
 
-    def passages(self, row: Mapping[str, Any], format: Format) -> Sequence[Passage] | str:
+    def rows(self, rows: Iterable[Row], format: Format, needs: frozenset[Need], seed: int) -> Iterable[Row]:
+        """Return the rows as `passages` gets to see them: the rows themselves, unless one must know of others."""
+        return rows
+
+    def passages(self, row: Row, format: Format) -> Sequence[Passage] | str:
         """Return what of a row is learned, or why the row is dropped.
 
         Each passage becomes a sequence, in this order; all rows of a trainer give as many passages. The trainer
@@ -162,12 +193,24 @@ class Trainer(Stage):
         """
         return format.passages(row)
 
-    def supervise(self, config: Any) -> Supervise:
-        """Return which tokens of the passages are learned."""
+    def supervise(self, config: Any) -> Supervise | Judge:
+        """Return which tokens of the passages are learned, or where numbers are asked for."""
         return Supervise.ANSWERS
 
+    def verdicts(self, row: Row, format: Format) -> Sequence[float]:
+        """Return what a row says of its sequences in numbers, as `batch` wants them; nothing by default.
+
+        Raises:
+            DataError: It says something else than numbers.
+        """
+        return ()
+
+    def needs(self, config: Any) -> frozenset[Need]:
+        """Return what the trainer's own options need of each batch, beside what its loss needs."""
+        return frozenset()
+
     @abstractmethod
-    def batch(self, scores: Scores) -> Any:
+    def batch(self, scores: Scores, config: Any) -> Any:
         """Assemble the loss family's batch from the scores of a part of the step, or of all of it."""
 
     def invariants(self, metrics: Mapping[str, float], config: Any) -> Sequence[str]:

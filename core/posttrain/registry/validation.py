@@ -28,7 +28,11 @@ TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 HELD: Mapping[Family, frozenset[Need]] = {
     Family.TOKEN: frozenset({Need.ENTROPY, Need.SQUARES}),
-    Family.PREFERENCE: frozenset({Need.REFERENCE}),
+    Family.PREFERENCE: frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS, Need.SQUARES}),
+    Family.THREE_WAY: frozenset(),
+    Family.UNPAIRED: frozenset({Need.REFERENCE, Need.MISMATCHED}),
+    Family.REWARD: frozenset({Need.RIVALS}),
+    Family.PROCESS_REWARD: frozenset(),
 }
 """What the batch of each family can hold beside log-probs."""
 
@@ -86,6 +90,10 @@ def _trainer(target: Any) -> Faults:
         yield f"`formats` must be a frozenset of dataset formats, but is {formats!r:.80}"
     yield from _takes(target.passages, "passages", "self", "row", "format")
     yield from _takes(target.supervise, "supervise", "self", "config")
+    yield from _takes(target.batch, "batch", "self", "scores", "config")
+    yield from _takes(target.needs, "needs", "self", "config")
+    yield from _takes(target.rows, "rows", "self", "rows", "format", "needs", "seed")
+    yield from _takes(target.verdicts, "verdicts", "self", "row", "format")
 
 
 def _loss(target: Any) -> Faults:
@@ -107,6 +115,7 @@ def _loss(target: Any) -> Faults:
     yield from _takes(target.measure, "measure", "self", "batch", "config", "state")
     yield from _takes(target.begin, "begin", "self", "config")
     yield from _takes(target.advance, "advance", "self", "state", "stats", "config")
+    yield from _takes(target.needs_of, "needs_of", "self", "config")
 
 
 def _backend(target: Any) -> Faults:

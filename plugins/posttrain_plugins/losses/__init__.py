@@ -1,1 +1,1 @@
-"""Losses: one pure function a file."""
+"""Losses by family: one pure function a file."""

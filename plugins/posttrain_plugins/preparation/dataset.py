@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.component import Choice
 from posttrain.contracts.format import Format
+from posttrain.contracts.loss import Need
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import StageContext
 from posttrain.contracts.trainer import Trainer
@@ -20,8 +21,17 @@ if TYPE_CHECKING:
     from posttrain_plugins.models.policy import Policy
 
 
-def prepared_data(context: StageContext, trainer: Trainer, policy: Policy, port: str) -> Prepared:
+def prepared_data(
+    context: StageContext, trainer: Trainer, policy: Policy, port: str, needs: frozenset[Need]
+) -> Prepared:
     """Return the examples of a port's dataset, and tell what became of its rows.
+
+    Args:
+        context: The stage's.
+        trainer: Says what of a row is learned.
+        policy: Its tokenizer and chat template.
+        port: The dataset's port.
+        needs: What the loss and the trainer's options need of a batch.
 
     Raises:
         DataError: No row can be trained on, or the tokens are those of another tokenizer.
@@ -33,11 +43,12 @@ def prepared_data(context: StageContext, trainer: Trainer, policy: Policy, port:
             _tokens(data, policy), max_length=limit, truncation=config.truncation, bos=policy.encoder.bos_id
         )
     else:
+        format = named_format(context, data.facts.format)
         prepared = prepare(
             trainer,
-            stream_rows(data),
+            trainer.rows(stream_rows(data), format, needs, config.seed),
             policy.encoder,
-            named_format(context, data.facts.format),
+            format,
             max_length=limit,
             truncation=config.truncation,
             weight_column=config.weight_column,

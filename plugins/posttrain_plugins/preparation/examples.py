@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.contracts.format import Format
 from posttrain.contracts.passage import Passage
-from posttrain.contracts.trainer import Example, Supervise, TokenSequence, Trainer
+from posttrain.contracts.trainer import Example, Judge, Supervise, TokenSequence, Trainer
 from posttrain.errors import DataError
 from posttrain_plugins.data.images.image import Image
 from posttrain_plugins.data.tokens.token_rows import TokenRows
@@ -37,6 +37,7 @@ class Preparation:
         weight_column: Column with the rows' weights.
         supervise: Which tokens of a passage are learned.
         directory: Where the images of rows are; None refuses rows with images.
+        verdicts: Says what a row says of its passages in numbers.
     """
 
     passages: Callable[[Row], Sequence[Passage] | str]
@@ -44,8 +45,9 @@ class Preparation:
     max_length: int | None = None
     truncation: str = "keep_start"
     weight_column: str | None = None
-    supervise: Supervise = Supervise.ANSWERS
+    supervise: Supervise | Judge = Supervise.ANSWERS
     directory: Path | None = None
+    verdicts: Callable[[Row], Sequence[float]] = lambda row: ()
 
     def examples(self, rows: Iterable[Row], account: Account, first: int = 0) -> Iterator[Example]:
         """Turn rows into examples, a few hundred at a time.
@@ -81,7 +83,9 @@ class Preparation:
                 continue
             account.remark(index, [note for part in parts for note in part.notes])
             account.keep(example, whole)
-            yield _compact(example, _weight(row, index, self.weight_column))
+            yield _compact(
+                replace(example, verdicts=self._verdicts(row, index)), _weight(row, index, self.weight_column)
+            )
 
     def _passages(self, row: Row, index: int) -> Sequence[Passage] | str:
         try:
@@ -95,6 +99,12 @@ class Preparation:
         except DataError as error:
             raise _placed(error, index) from error
 
+    def _verdicts(self, row: Row, index: int) -> tuple[float, ...]:
+        try:
+            return tuple(self.verdicts(row))
+        except DataError as error:
+            raise _placed(error, index) from error
+
     def _opened(self, passage: Passage) -> Passage:
         if not passage.images:
             return passage
@@ -104,8 +114,10 @@ class Preparation:
 
     def sequence(self, passage: Passage, encoded: Any) -> TokenSequence:
         """Return what the encoder made of a passage as a sequence, whole."""
-        mask = SUPERVISIONS[self.supervise].mask(encoded)
-        return TokenSequence(encoded.tokens, mask, passage.role, encoded.straddling, encoded.images)
+        way = SUPERVISIONS[self.supervise]
+        return TokenSequence(
+            encoded.tokens, way.mask(encoded), passage.role, encoded.straddling, encoded.images, way.own
+        )
 
 
 @dataclass
@@ -144,7 +156,7 @@ def prepare(
     max_length: int | None,
     truncation: str,
     weight_column: str | None,
-    supervise: Supervise = Supervise.ANSWERS,
+    supervise: Supervise | Judge = Supervise.ANSWERS,
     directory: Path | None = None,
 ) -> Prepared:
     """Turn the rows of a dataset into examples. See `Preparation`.
@@ -161,6 +173,7 @@ def prepare(
         weight_column,
         supervise,
         directory,
+        lambda row: trainer.verdicts(row, format),
     )
     prepared.examples.extend(preparation.examples(rows, prepared))
     require_rows(prepared, max_length)

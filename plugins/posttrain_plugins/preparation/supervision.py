@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.contracts.passage import Passage
-from posttrain.contracts.trainer import Supervise
+from posttrain.contracts.trainer import Judge, Supervise
 from posttrain_plugins.data.conversation import as_messages, completion_messages
 
 Mask = Callable[[Any], Sequence[bool] | Sequence[int]]
@@ -21,10 +21,12 @@ class Supervision:
     Args:
         passage: Changes a passage before it is encoded.
         mask: Says which of its tokens are learned.
+        own: What is learned is a number at the token itself, not the token.
     """
 
     passage: Callable[[Passage], Passage]
     mask: Mask
+    own: bool = False
 
 
 def no_answer(passage: Passage) -> bool:
@@ -59,8 +61,16 @@ def _everything(encoded: Any) -> Sequence[int]:
     return bytes(mask)
 
 
-SUPERVISIONS: Mapping[Supervise, Supervision] = {
+def _end(encoded: Any) -> Sequence[int]:
+    """The last token alone, where a model that gives numbers has seen all of an answer."""
+    mask = bytearray(len(encoded.tokens))
+    mask[-1:] = b"\1"
+    return bytes(mask)
+
+
+SUPERVISIONS: Mapping[Supervise | Judge, Supervision] = {
     Supervise.ANSWERS: Supervision(lambda passage: passage, _answers),
     Supervise.LAST_ANSWER: Supervision(_last_answer, _answers),
     Supervise.EVERYTHING: Supervision(lambda passage: passage, _everything),
+    Judge.END: Supervision(lambda passage: passage, _end, own=True),
 }

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from posttrain.contracts.component import Choice, Uses
-from posttrain.contracts.format import Format
-from posttrain.contracts.loss import Family, PreferenceBatch
-from posttrain.contracts.passage import Passage
+from posttrain.contracts.loss import Family
 from posttrain.contracts.registration import Group
-from posttrain.contracts.trainer import Scores
-from posttrain_plugins.training.offline import OfflineTrainer
+from posttrain_plugins.trainers.pairs import PairTrainer
 from posttrain_plugins.training.options import Precision, TrainingOptions
 
 GAP: Mapping[Precision, float] = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
@@ -37,7 +34,7 @@ class DpoOptions(TrainingOptions):
         return self
 
 
-class Dpo(OfflineTrainer):
+class Dpo(PairTrainer):
     """Train on preference pairs against the starting policy (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290).
 
     The reference is the exact starting policy, continued adapters included: its log-probs are computed once,
@@ -45,33 +42,6 @@ class Dpo(OfflineTrainer):
     """
 
     config = DpoOptions
-    family = Family.PREFERENCE
-    formats = frozenset({"preference", "token_pairs"})
-    dropout = False
-    sequences = 2
-
-    def passages(self, row: Mapping[str, Any], format: Format) -> Sequence[Passage] | str:
-        """The two answers to one prompt, unless they are the same."""
-        if row["chosen"] == row["rejected"]:
-            return "chosen and rejected are the same"
-        return format.passages(row)
-
-    def batch(self, scores: Scores) -> PreferenceBatch:
-        """Sum the log-probs of each side."""
-        chosen, rejected = scores.totals(scores.logp).unbind(1)
-        chosen_tokens, rejected_tokens = scores.lengths.to(chosen).view(-1, 2).unbind(1)
-        reference = scores.logp.new_zeros(len(scores.examples), 2)
-        if scores.reference is not None:
-            reference = scores.reference.view(-1, 2)
-        return PreferenceBatch(
-            chosen=chosen,
-            rejected=rejected,
-            reference_chosen=reference[:, 0],
-            reference_rejected=reference[:, 1],
-            chosen_tokens=chosen_tokens,
-            rejected_tokens=rejected_tokens,
-            weight=scores.weight,
-        )
 
     def invariants(self, metrics: Mapping[str, float], config: DpoOptions) -> Sequence[str]:
         """Before any update the policy is its own reference, so Δ = 0 and the sigmoid loss is ln 2."""

@@ -41,7 +41,7 @@ class Sft(OfflineTrainer):
         learned: Supervise = config.supervise
         return learned
 
-    def batch(self, scores: Scores) -> TokenBatch:
+    def batch(self, scores: Scores, config: Any) -> TokenBatch:
         """Hand the tokens on as they are; a sequence is an example here."""
         return TokenBatch(
             logp=scores.logp,

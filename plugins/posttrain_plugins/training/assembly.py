@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from posttrain.contracts.backend import Parallel
 from posttrain.contracts.component import Component
@@ -17,13 +18,17 @@ from posttrain_plugins.training.batches import Budget, DataOrder, probe
 from posttrain_plugins.training.head import (
     TOLERANCE,
     Head,
+    Wanted,
     budget_of,
     choose_head,
+    choose_value_head,
     unwrapped,
     vocabulary_of,
 )
 from posttrain_plugins.training.layouts import LAYOUTS, Layout, choose_layout
+from posttrain_plugins.training.layouts.choice import Read
 from posttrain_plugins.training.memory import bytes_per_token, measured_tokens, recomputing
+from posttrain_plugins.training.microbatch import MicroBatch
 from posttrain_plugins.training.options import HELD, TOKENS, Precision, TrainingOptions
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.tally import gather
@@ -83,6 +88,7 @@ def assemble(
         layout=layout,
         parallel=parallel,
         precision=PRECISIONS[config.precision],
+        config=config,
     )
     made = before or _arranged(config, stepper, steps, asked)
     if parallel.rank == 0:
@@ -126,14 +132,32 @@ def _chosen(
     wanted = config.layout if before is None else before.layout
     padded = LAYOUTS["padded"].arrange(tried, pad, parallel.device)
     with _computing(parallel.device, PRECISIONS[config.precision]):
-        head, told = choose_head(model, padded, tolerance, kept)
-        layout, why = choose_layout(model, steps, tried, tolerance, None if wanted == "auto" else wanted)
+        head, told, read = _head(context, model, padded, tolerance, kept)
+        named = None if wanted == "auto" else wanted
+        layout, why = choose_layout(model, steps, tried, tolerance, named, read)
     _require_same(parallel, type(head).__name__, layout.name)
     router = "the model's config asks for a loss of its router, which is not added to this training's"
     routed = getattr(unwrapped(model).config, "output_router_logits", False)
     for text in filter(None, (told, why, router if routed else None)):
         context.note(text, Level.WARNING)
     return head, layout
+
+
+def _head(
+    context: StageContext, model: Any, padded: MicroBatch, tolerance: float, kept: int
+) -> tuple[Head, str | None, Read | None]:
+    """Choose the head, and say how a layout is to be compared with each sequence alone."""
+    assert isinstance(context.stage, Trainer), "only trainers are assembled"
+    if not context.stage.valued:
+        return *choose_head(model, padded, tolerance, kept), None
+    head = choose_value_head(model, padded)
+
+    def read(model: Any, micro: MicroBatch) -> Tensor:
+        value = head(model, micro, Wanted()).value
+        assert value is not None, "such a head gives numbers"
+        return value
+
+    return head, None, read
 
 
 def _require_whole(parallel: Parallel, tried: Sequence[Example]) -> None:

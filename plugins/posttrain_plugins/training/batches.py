@@ -224,6 +224,7 @@ class Deal:
             tokens=sum(example.predicted for example in examples),
             sequences=sum(len(example.sequences) for example in examples),
             examples=len(examples),
+            roles=_by_role(examples),
         )
         object.__setattr__(self, "counts", counts)
 
@@ -235,6 +236,15 @@ class Deal:
     def of(self, rank: int) -> list[Sequence[Example]]:
         """Return the micro-batches of one rank."""
         return [parts[rank] for parts in self.rounds]
+
+
+def _by_role(examples: Sequence[Example]) -> dict[str, int]:
+    """Count the supervised tokens of the sequences of each role."""
+    found: dict[str, int] = {}
+    for example in examples:
+        for sequence in example.sequences:
+            found[sequence.role] = found.get(sequence.role, 0) + sequence.predicted
+    return found
 
 
 def deal(examples: Sequence[Example], layout: Sized, budget: Budget, ranks: int) -> Deal:

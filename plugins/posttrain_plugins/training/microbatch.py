@@ -42,8 +42,9 @@ class MicroBatch:
         tokens: Shape [B, T].
         real: True where a token is not padding, shape [B, T]. From lengths, never from token values.
         positions: Position of each token in its own sequence, shape [B, T]; 0 at padding.
-        selected: Index into the flattened rows of the position that predicts each supervised token, shape [N].
-            The same position may predict the tokens of several sequences.
+        selected: Index into the flattened rows of the position that predicts each supervised token, or of the token
+            itself where a number is read there, shape [N]. The same position may predict the tokens of several
+            sequences.
         targets: The supervised tokens, sequence by sequence, shape [N].
         sequence: The sequence of each of them, shape [N], ascending.
         lengths: Supervised tokens of each sequence, shape [S].

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from posttrain.artifacts.manifest import canonical
+from posttrain.contracts.loss import Need
 from posttrain.contracts.trainer import Example
 from posttrain_plugins.training.checkpoints import damage, write_directory
 from posttrain_plugins.training.step import Stepper
@@ -29,7 +30,9 @@ def reference_log_probs(
     identity: str,
     pause: Callable[[int], None],
 ) -> dict[int, Tensor]:
-    """Return Σ log π_ref over the supervised tokens of each sequence, float32, by row.
+    """Return Σ log π_ref over each sequence, shape [sequences], float32, by row.
+
+    Where `Need.REFERENCE_TOKENS` is declared, it is log π_ref of each supervised token instead, shape [tokens].
 
     The model that is given is the reference: before its first update the policy is exactly that, whatever
     adapters it carries. It is scored in evaluation mode. Values belong to rows, not to places in an order.
@@ -44,12 +47,14 @@ def reference_log_probs(
     """
     if damage(directory) is None and json.loads((directory / IDENTITY).read_text()) == identity:
         return _by_row(load_file(directory / LOG_PROBS))
-    found = stepper.totals(examples, pause)
+    score = stepper.log_probs if Need.REFERENCE_TOKENS in stepper.needs else stepper.totals
+    found = score(examples, pause)
     rows = sorted(found)
 
     def fill(path: Path) -> None:
-        values = torch.stack([found[row] for row in rows])
-        save_file({"rows": torch.tensor(rows), "log_probs": values}, path / LOG_PROBS)
+        sizes = torch.tensor([len(found[row]) for row in rows])
+        values = torch.cat([found[row] for row in rows])
+        save_file({"rows": torch.tensor(rows), "sizes": sizes, "log_probs": values}, path / LOG_PROBS)
         (path / IDENTITY).write_text(json.dumps(identity))
 
     if stepper.parallel.rank == 0:
@@ -71,4 +76,5 @@ def reference_identity(policy: str, examples: Sequence[Example], options: Mappin
 
 
 def _by_row(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    return {int(row): values for row, values in zip(tensors["rows"], tensors["log_probs"], strict=True)}
+    parts = tensors["log_probs"].split(tensors["sizes"].tolist())
+    return dict(zip(tensors["rows"].tolist(), parts, strict=True))

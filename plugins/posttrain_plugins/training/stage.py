@@ -39,7 +39,7 @@ from posttrain_plugins.training.setting import (
     same_config,
     without_dropout,
 )
-from posttrain_plugins.training.step import Stepper
+from posttrain_plugins.training.step import REFERENCES, Stepper
 from posttrain_plugins.training.watch import Watch
 
 _PROMPTED = frozenset({"messages", "prompt_completion", "preference"})
@@ -59,7 +59,8 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
     loss = context.component(context.config.loss, Group.LOSS)
     with deterministic(config.seed), ExitStack() as stack:
         policy = _open(context)
-        prepared = prepared_data(context, trainer, policy, "data")
+        needs = loss.plugin.needs_of(loss.config) | trainer.needs(config)
+        prepared = prepared_data(context, trainer, policy, "data", needs)
         adapted = _adapted(config, policy)
         model = adapted.model
         stack.enter_context(same_config(model))
@@ -147,7 +148,7 @@ def _session(
         context.note(
             "dropout is active, and its masks depend on micro_batch_tokens: another cut, other numbers"
         )
-    if Need.REFERENCE in loss.plugin.needs:
+    if stepper.needs & REFERENCES:
         visited = [prepared.examples[position] for position in order.visited(steps)]
         if evaluation is not None:
             held_out = evaluation.examples
@@ -166,7 +167,8 @@ def _evaluation(context: StageContext, policy: Policy, stepper: Stepper) -> Eval
     """Prepare what is connected to the port `eval`, if something is."""
     if not context.inputs.get(EVALUATION):
         return None
-    config, prepared = context.config, prepared_data(context, _trainer(context), policy, EVALUATION)
+    prepared = prepared_data(context, _trainer(context), policy, EVALUATION, stepper.needs)
+    config = context.config
     return Evaluation(stepper, prepared.examples, config.eval_steps, Best.of(config), prepared.figures)
 
 
@@ -184,6 +186,7 @@ def _reference(
     options = {
         "precision": config.precision,
         "seed": config.seed,
+        "tokens": Need.REFERENCE_TOKENS in stepper.needs,
         "adapter": config.adapter and config.adapter.model_dump(mode="json"),
         "quantization": config.quantization and config.quantization.model_dump(mode="json"),
     }

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,6 +34,9 @@ from posttrain_plugins.training.randomness import Replay
 from posttrain_plugins.training.tally import StepResult, Tally, added
 from posttrain_plugins.training.whole import joined, slopes
 
+REFERENCES = frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS})
+"""What has to be known of the reference."""
+
 
 @dataclass
 class Stepper:
@@ -47,8 +52,9 @@ class Stepper:
         layout: How examples are laid out in rows.
         parallel: The ranks that share the step.
         precision: What to compute in (autocast); None: as the weights are.
-        reference: Σ log π_ref of each example's sequences, shape [sequences], by row; where the loss needs
-            it.
+        config: The trainer's options.
+        reference: log π_ref by row, where it is needed: Σ over each sequence of the example, shape [sequences], or of
+            each supervised token, where `Need.REFERENCE_TOKENS` is declared.
         scale: Scales the loss before it is back-propagated, for float16.
         smaller: Told of the new budget when memory ran out.
         state: What the loss remembers from step to step.
@@ -63,6 +69,7 @@ class Stepper:
     layout: Layout
     parallel: Parallel
     precision: torch.dtype | None = None
+    config: Any = None
     reference: Mapping[int, Tensor] | None = None
     scale: Callable[[Tensor], Tensor] | None = None
     smaller: Callable[[Budget], None] = lambda budget: None
@@ -76,10 +83,15 @@ class Stepper:
         """Where the policy is."""
         return self.parallel.device
 
+    @cached_property
+    def needs(self) -> frozenset[Need]:
+        """What batches hold beside log-probs."""
+        return self._loss.needs_of(self.loss.config) | self.trainer.needs(self.config)
+
     @property
     def wanted(self) -> Wanted:
         """What the head is asked for beside log-probs."""
-        shown, needs = self.trainer.diagnostics, self._loss.needs
+        shown, needs = self.trainer.diagnostics, self.needs
         return Wanted(
             entropy=shown or Need.ENTROPY in needs,
             entropy_gradient=Need.ENTROPY in needs,
@@ -127,17 +139,30 @@ class Stepper:
         """Run the policy over a micro-batch."""
         with self.layout.attending(self.model, micro), self._autocast():
             found = self.head(self.model, micro, self.wanted)
-        return Scores(
-            examples=micro.examples,
-            logp=found.logp,
-            entropy=found.entropy,
-            top1=found.top1,
-            sequence=micro.sequence,
-            lengths=micro.lengths,
-            weight=micro.weight,
-            reference=self._reference(micro.examples),
-            squares=found.squares,
+        return self.referred(
+            Scores(
+                examples=micro.examples,
+                logp=found.logp,
+                entropy=found.entropy,
+                top1=found.top1,
+                sequence=micro.sequence,
+                lengths=micro.lengths,
+                weight=micro.weight,
+                squares=found.squares,
+                value=found.value,
+            )
         )
+
+    def referred(self, scores: Scores) -> Scores:
+        """Return scores with what the reference says, where that is needed."""
+        if self.reference is None or not self.needs & REFERENCES:
+            return scores
+        found = [self.reference[example.row] for example in scores.examples]
+        told = torch.cat(found).to(self.device) if found else torch.zeros(0, device=self.device)
+        if Need.REFERENCE_TOKENS not in self.needs:
+            return replace(scores, reference=told)
+        sums = told.new_zeros(len(scores.lengths)).index_add(0, scores.sequence, told)
+        return replace(scores, reference=sums, reference_logp=told)
 
     def totals(self, examples: Sequence[Example], pause: Callable[[int], None]) -> dict[int, Tensor]:
         """Return Σ log π over the supervised tokens of each sequence, shape [sequences], float32, by row.
@@ -146,21 +171,40 @@ class Stepper:
             examples: Any number of them; every rank is given all and scores its share.
             pause: Called with the number of this rank's examples done; may raise to stop.
         """
-        width = len(examples[0].sequences)
-        place = {example.row: index for index, example in enumerate(examples)}
-        found = torch.zeros(len(examples), width, device=self.device)
+        return self._told(examples, pause, [len(each.sequences) for each in examples], _sequence_sums)
+
+    def log_probs(self, examples: Sequence[Example], pause: Callable[[int], None]) -> dict[int, Tensor]:
+        """Return log π of the supervised tokens of each example, shape [tokens], float32, by row; see `totals`."""
+        return self._told(examples, pause, [each.predicted for each in examples], attrgetter("logp"))
+
+    def _told(
+        self,
+        examples: Sequence[Example],
+        pause: Callable[[int], None],
+        sizes: Sequence[int],
+        read: Callable[[Scores], Tensor],
+    ) -> dict[int, Tensor]:
+        """Return what `read` finds in the scores, by row: so many numbers of each example, example by example."""
+        ends = list(accumulate(sizes))
+        place = {
+            example.row: slice(end - size, end)
+            for example, end, size in zip(examples, ends, sizes, strict=True)
+        }
+        found = torch.zeros(ends[-1] if ends else 0, device=self.device)
         done = 0
         with evaluating(self.model):
             for micro in self.micro_batches(examples):
                 with self._quick(micro.tokens.numel()):
-                    scores = self.score(micro)
-                rows = [place[example.row] for example in micro.examples]
-                if rows:
-                    found[rows] = scores.totals(scores.logp)
-                done += len(rows)
+                    values = read(self.score(micro))
+                places = [place[example.row] for example in micro.examples]
+                for where, part in zip(
+                    places, values.split([at.stop - at.start for at in places]), strict=True
+                ):
+                    found[where] = part
+                done += len(places)
                 pause(done)
         found = self.parallel.sum(found).cpu()
-        return {example.row: found[index].clone() for index, example in enumerate(examples)}
+        return {row: found[where].clone() for row, where in place.items()}
 
     def _scored(self, part: Sequence[Example]) -> Scores:
         return self.score(self._laid_out(part))
@@ -228,7 +272,7 @@ class Stepper:
                 share = self._total(output, scores, dealt.counts, learn)
                 tally.metrics(output.metrics)
             else:
-                share = scores.logp.sum() * 0
+                share = (scores.logp if scores.value is None else scores.value).sum() * 0
             tally.loss(share, [example.row for example in part])
             self._observe(scores, tally)
             if learn:
@@ -241,9 +285,9 @@ class Stepper:
         """Call the loss once on the scores of all ranks; then back-propagate Σ (dL/ds)·s part by part."""
         with torch.no_grad():
             found = [replay.first(index, partial(self._scored, part)) for index, part in enumerate(parts)]
-        whole = joined(dealt, found, self.parallel, self.wanted, self._reference(dealt.examples))
+        whole = self.referred(joined(dealt, found, self.parallel, self.wanted))
         with torch.no_grad():
-            measured = self._loss.measure(self.trainer.batch(whole), self.loss.config, self.state)
+            measured = self._loss.measure(self._batch(whole), self.loss.config, self.state)
         stats = {name: value.double() for name, value in measured.items()}
         state = self._advanced(stats, learn)
         with torch.enable_grad():
@@ -271,7 +315,7 @@ class Stepper:
                 scores = kept.get(index) or replay.first(index, partial(self._scored, part))
                 if not part:
                     continue
-                found = self._loss.measure(self.trainer.batch(scores), self.loss.config, self.state)
+                found = self._loss.measure(self._batch(scores), self.loss.config, self.state)
                 for name, value in found.items():
                     sums[name] = sums.get(name, 0) + value.detach().to(self.device, torch.float64)
         return added(self.parallel, sums)
@@ -280,8 +324,11 @@ class Stepper:
         return self._loss.advance(self.state, stats, self.loss.config) if learn else self.state
 
     def _called(self, scores: Scores, stats: Stats, state: State) -> LossOutput:
-        output: LossOutput = self._loss(self.trainer.batch(scores), self.loss.config, stats, state)
+        output: LossOutput = self._loss(self._batch(scores), self.loss.config, stats, state)
         return output
+
+    def _batch(self, scores: Scores) -> Any:
+        return self.trainer.batch(scores, self.config)
 
     def _backward(self, share: Tensor, last: bool) -> None:
         # Ranks average their gradients, and the shares are parts of a sum.
@@ -313,19 +360,14 @@ class Stepper:
         return total
 
     def _observe(self, scores: Scores, tally: Tally) -> None:
+        if scores.value is not None:
+            return
         logp = scores.logp.detach()
         tally.surprises.append(-logp.double().sum())
         if scores.reference is not None and scores.examples:
             gaps = (scores.totals(logp).flatten() - scores.reference).abs() / scores.lengths.clamp(min=1)
             # The loss is not finite where a log-prob is not, so no gap that matters is NaN.
             tally.gaps.append(gaps.max())
-
-    def _reference(self, examples: Sequence[Example]) -> Tensor | None:
-        if self.reference is None or Need.REFERENCE not in self._loss.needs:
-            return None
-        if not examples:
-            return torch.zeros(0, device=self.device)
-        return torch.cat([self.reference[example.row] for example in examples]).to(self.device)
 
     def _quick(self, tokens: int) -> AbstractContextManager[None]:
         """Speed up the matrix products of micro-batches of some tokens, where that is exact."""
@@ -342,3 +384,8 @@ class Stepper:
         return torch.autocast(
             self.device.type, dtype=self.precision or torch.bfloat16, enabled=self.precision is not None
         )
+
+
+def _sequence_sums(scores: Scores) -> Tensor:
+    """Return Σ log π of every sequence, shape [S]."""
+    return scores.logp.new_zeros(len(scores.lengths)).index_add(0, scores.sequence, scores.logp)

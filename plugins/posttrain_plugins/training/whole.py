@@ -6,7 +6,7 @@ each part is then scored again with gradient and back-propagates Σ (dL/ds)·s, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -19,9 +19,7 @@ from posttrain_plugins.training.batches import Deal
 from posttrain_plugins.training.head import Wanted
 
 
-def joined(
-    dealt: Deal, parts: Sequence[Scores], parallel: Parallel, wanted: Wanted, reference: Tensor | None
-) -> Scores:
+def joined(dealt: Deal, parts: Sequence[Scores], parallel: Parallel, wanted: Wanted) -> Scores:
     """Return the scores of the whole step, the same on every rank; log-probs are leaves that take a gradient.
 
     Args:
@@ -29,7 +27,6 @@ def joined(
         parts: The scores of this rank's micro-batches, without gradient.
         parallel: The ranks.
         wanted: What the scores hold.
-        reference: Reference log-probs of all sequences of the step.
     """
     examples, device = dealt.examples, parallel.device
     own = _places(dealt, parallel.rank)
@@ -40,6 +37,7 @@ def joined(
             values[place] = getattr(scores, name).float()
         return parallel.sum(values).requires_grad_(leaf)
 
+    valued = any(scores.value is not None for scores in parts)
     lengths = torch.tensor([each.predicted for example in examples for each in example.sequences])
     return Scores(
         examples=examples,
@@ -49,45 +47,37 @@ def joined(
         sequence=torch.repeat_interleave(lengths).to(device),
         lengths=lengths.to(device),
         weight=torch.tensor([example.weight for example in examples], device=device),
-        reference=reference,
         squares=whole("squares", True) if wanted.squares else None,
+        value=whole("value", True) if valued else None,
     )
+
+
+LEAVES = ("logp", "entropy", "squares", "value")
+"""The scores that a loss may depend on."""
 
 
 @dataclass(frozen=True)
 class Slopes:
-    """dL/d(log-prob), and dL/d(entropy) and dL/d(Σp²) where those matter, for the tokens of one part."""
+    """dL/ds of the scores s that matter, by name, for the tokens of one part."""
 
-    logp: Tensor
-    entropy: Tensor | None
-    squares: Tensor | None
+    of: Mapping[str, Tensor]
 
     def times(self, scores: Scores) -> Tensor:
         """Return Σ slope · score, whose gradient is this part's share of that of the loss."""
-        total = (self.logp * scores.logp).sum()
-        if self.entropy is not None:
-            total = total + (self.entropy * scores.entropy).sum()
-        if self.squares is not None and scores.squares is not None:
-            total = total + (self.squares * scores.squares).sum()
-        return total
+        parts = [(slope * getattr(scores, name)).sum() for name, slope in self.of.items()]
+        return torch.stack(parts).sum()
 
 
 def slopes(total: Tensor, whole: Scores, dealt: Deal, rank: int) -> list[Slopes]:
     """Differentiate the loss and return the slopes of each of a rank's micro-batches."""
-    leaves = [whole.logp, whole.entropy, whole.squares]
-    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-    found = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
-    by_leaf = {id(leaf): slope for leaf, slope in zip(wanted, found, strict=True)}
-    logp, entropy, squares = (by_leaf.get(id(leaf)) for leaf in leaves)
-    assert logp is not None, "log-probs always take a gradient"
-    return [
-        Slopes(
-            logp[place],
-            None if entropy is None else entropy[place],
-            None if squares is None else squares[place],
-        )
-        for place in _places(dealt, rank)
-    ]
+    leaves = {
+        name: leaf for name in LEAVES if (leaf := getattr(whole, name)) is not None and leaf.requires_grad
+    }
+    if whole.value is not None:
+        leaves = {"value": whole.value}
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    named = dict(zip(leaves, found, strict=True))
+    return [Slopes({name: slope[place] for name, slope in named.items()}) for place in _places(dealt, rank)]
 
 
 def _places(dealt: Deal, rank: int) -> list[slice]:

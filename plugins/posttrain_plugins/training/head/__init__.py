@@ -7,6 +7,7 @@ from posttrain_plugins.training.head.fused import Plan, choose_chunk, linear_sco
 from posttrain_plugins.training.head.logits import logit_scores
 from posttrain_plugins.training.head.paths import AnalyticHead, FullHead, GenericHead, KeepHead, unwrapped
 from posttrain_plugins.training.head.scores import Head, Tail, TokenScores, Wanted
+from posttrain_plugins.training.head.value import ValueHead, choose_value_head
 
 __all__ = [
     "TOLERANCE",
@@ -18,10 +19,12 @@ __all__ = [
     "Plan",
     "Tail",
     "TokenScores",
+    "ValueHead",
     "Wanted",
     "budget_of",
     "choose_chunk",
     "choose_head",
+    "choose_value_head",
     "linear_scores",
     "logit_scores",
     "unwrapped",

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -43,12 +44,21 @@ class TokenScores:
         entropy: Shape [N]; zeros unless wanted, detached unless its gradient is.
         top1: Whether no other token is more likely, shape [N]; False unless wanted.
         squares: Σ_v π(v)², shape [N], with gradient; None unless wanted.
+        value: Of models that give numbers, the number at each of the N places, shape [N], with gradient; all else is
+            zeros then.
     """
 
     logp: Tensor
     entropy: Tensor
     top1: Tensor
     squares: Tensor | None = None
+    value: Tensor | None = None
+
+    @classmethod
+    def of_values(cls, value: Tensor) -> TokenScores:
+        """Return the scores of a model that gives numbers, shape [N]."""
+        nothing = torch.zeros_like(value.detach())
+        return cls(nothing, nothing, nothing.bool(), value=value)
 
 
 @dataclass(frozen=True)

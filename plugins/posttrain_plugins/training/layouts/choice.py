@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -17,6 +17,7 @@ from posttrain_plugins.training.layouts.attention import keeping_implementation,
 from posttrain_plugins.training.layouts.blocks import CALL, plan
 from posttrain_plugins.training.layouts.layout import Flat, Layout, Placing
 from posttrain_plugins.training.layouts.rows import Packed, Padded, SharedPrefix
+from posttrain_plugins.training.microbatch import MicroBatch
 
 LAYOUTS: Mapping[str, Layout] = {each.name: each for each in (Padded(), Packed(), SharedPrefix())}
 """By name, the simplest first."""
@@ -44,12 +45,17 @@ FAILURES = (
 """What a model may raise that does not take a layout."""
 
 
+Read = Callable[[Any, MicroBatch], Tensor]
+"""(model, micro-batch) → what the model says at each selected place, shape [N]."""
+
+
 def choose_layout(
     model: nn.Module,
     steps: Sequence[Sequence[Example]],
     probe: Sequence[Example],
     tolerance: float,
     wanted: str | None = None,
+    read: Read | None = None,
 ) -> tuple[Layout, str | None]:
     """Choose the layout of a training and try it out.
 
@@ -61,6 +67,7 @@ def choose_layout(
         probe: Some examples whose log-probs in the layout are compared with those of each sequence alone.
         tolerance: Largest difference of a log-prob, in nats.
         wanted: Name of the layout to use; None: the cheapest.
+        read: What of the model is compared; log-probs unless given.
 
     Returns:
         The layout, and what to tell the user if a cheaper one is not exact for this model.
@@ -75,7 +82,7 @@ def choose_layout(
     )
     told = None
     for layout in ranked:
-        reason = why_not(model, layout, probe, tolerance)
+        reason = why_not(model, layout, probe, tolerance, read)
         if reason is None:
             return layout, told
         if wanted:
@@ -83,7 +90,7 @@ def choose_layout(
                 f"layout `{wanted}` is not exact for this model",
                 where="layout",
                 found=reason,
-                expected=f"the log-probs of each sequence alone, to {tolerance:g}",
+                expected=f"what the model says of each sequence alone, to {tolerance:g}",
                 fix="leave the choice open, or use `padded`",
             )
         told = (
@@ -92,7 +99,9 @@ def choose_layout(
     raise AssertionError("padded rows need no check")
 
 
-def why_not(model: nn.Module, layout: Layout, probe: Sequence[Example], tolerance: float) -> str | None:
+def why_not(
+    model: nn.Module, layout: Layout, probe: Sequence[Example], tolerance: float, read: Read | None = None
+) -> str | None:
     """Return why a layout is not exact for a model, or None if it is; then the model is ready for it."""
     if isinstance(layout, Padded):
         return None
@@ -100,9 +109,9 @@ def why_not(model: nn.Module, layout: Layout, probe: Sequence[Example], toleranc
     if not any(sequence.predicted for each in samples for sequence in each.sequences):
         return "there is no token to try it out with"
     with evaluating(model), keeping_implementation(model) as keep:
-        alone = [_logp(model, LAYOUTS[Padded.name], [each]) for each in _singles(samples)]
+        alone = [_read(model, LAYOUTS[Padded.name], [each], read) for each in _singles(samples)]
         try:
-            together = _logp(model, layout, samples)
+            together = _read(model, layout, samples, read)
         except torch.OutOfMemoryError:
             raise
         except FAILURES as error:
@@ -112,7 +121,7 @@ def why_not(model: nn.Module, layout: Layout, probe: Sequence[Example], toleranc
             keep()
             return None
     return (
-        f"a log-prob differs by {difference:.3g} from that of its sequence alone, so the model mixes tokens "
+        f"a score differs by {difference:.3g} from that of its sequence alone, so the model mixes tokens "
         "by other means than attention"
     )
 
@@ -139,10 +148,14 @@ def _singles(examples: Sequence[Example]) -> list[Example]:
     return [replace(example, sequences=(sequence,)) for example in examples for sequence in example.sequences]
 
 
-def _logp(model: nn.Module, layout: Layout, examples: Sequence[Example]) -> Tensor:
+def _read(model: nn.Module, layout: Layout, examples: Sequence[Example], read: Read | None) -> Tensor:
     micro = layout.arrange(examples, 0, next(model.parameters()).device)
     with layout.attending(model, micro):
-        logits: Tensor = model(**micro.inputs).logits.flatten(0, 1)
+        return (read or _logp)(model, micro)
+
+
+def _logp(model: nn.Module, micro: MicroBatch) -> Tensor:
+    logits: Tensor = model(**micro.inputs).logits.flatten(0, 1)
     chosen = logits[micro.selected].float().log_softmax(-1)
     return chosen.gather(1, micro.targets[:, None])[:, 0]
 

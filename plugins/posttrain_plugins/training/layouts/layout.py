@@ -36,6 +36,7 @@ class Flat:
         sequence: The sequence of each token, shape [C].
         position: Position of each token in its sequence, shape [C].
         lengths: Tokens of each sequence, shape [S].
+        own: Whether what is supervised in each sequence is read at the token itself, shape [S].
     """
 
     tokens: Integers
@@ -43,6 +44,7 @@ class Flat:
     sequence: Integers
     position: Integers
     lengths: Integers
+    own: NDArray[np.bool_]
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Flat:
@@ -54,7 +56,8 @@ class Flat:
         supervised = np.fromiter(chain.from_iterable(each.supervised for each in sequences), bool, total)
         sequence = np.repeat(np.arange(len(lengths)), lengths)
         position = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return cls(tokens, supervised & (position > 0), sequence, position, lengths)
+        own = np.array([each.own for each in sequences], bool)
+        return cls(tokens, supervised & (position > 0), sequence, position, lengths, own)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class Layout(ABC):
             tokens=tensor(tokens, *placing.shape),
             real=tensor(real, *placing.shape),
             positions=tensor(positions, *placing.shape),
-            selected=tensor(placing.place[predicted - 1]),
+            selected=tensor(placing.place[predicted - ~flat.own[sequence]]),
             targets=tensor(flat.tokens[predicted]),
             sequence=tensor(sequence),
             lengths=tensor(np.bincount(sequence, minlength=len(flat.lengths))),

@@ -1,0 +1,1 @@
+"""Losses over pairs of a better and a worse answer."""

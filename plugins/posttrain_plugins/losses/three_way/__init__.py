@@ -1,0 +1,1 @@
+"""Losses over pairs beside a gold answer."""

@@ -1,0 +1,1 @@
+"""Losses over answers that are good or bad."""

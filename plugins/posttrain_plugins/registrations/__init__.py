@@ -1,0 +1,1 @@
+"""What the built-in plugins are: their registrations, by group."""
