@@ -19,6 +19,8 @@ _WHERE = {
     "Parallel": "posttrain.contracts.backend",
     "Place": "posttrain.contracts.backend",
     "Ranks": "posttrain.contracts.backend",
+    "Callback": "posttrain.contracts.callback",
+    "Training": "posttrain.contracts.callback",
     "Choice": "posttrain.contracts.component",
     "Component": "posttrain.contracts.component",
     "Config": "posttrain.contracts.component",
@@ -35,6 +37,7 @@ _WHERE = {
     "StageContext": "posttrain.contracts.stage",
     "Verdict": "posttrain.contracts.stage",
     "Judge": "posttrain.contracts.trainer",
+    "StepEnds": "posttrain.contracts.trainer",
     "Supervise": "posttrain.contracts.trainer",
     "Trainer": "posttrain.contracts.trainer",
     "Family": "posttrain.contracts.loss",
@@ -79,6 +82,8 @@ if TYPE_CHECKING:
     from posttrain.contracts.backend import Parallel as Parallel
     from posttrain.contracts.backend import Place as Place
     from posttrain.contracts.backend import Ranks as Ranks
+    from posttrain.contracts.callback import Callback as Callback
+    from posttrain.contracts.callback import Training as Training
     from posttrain.contracts.component import Choice as Choice
     from posttrain.contracts.component import Component as Component
     from posttrain.contracts.component import Config as Config
@@ -126,6 +131,7 @@ if TYPE_CHECKING:
     from posttrain.contracts.stage import StageContext as StageContext
     from posttrain.contracts.stage import Verdict as Verdict
     from posttrain.contracts.trainer import Judge as Judge
+    from posttrain.contracts.trainer import StepEnds as StepEnds
     from posttrain.contracts.trainer import Supervise as Supervise
     from posttrain.contracts.trainer import Trainer as Trainer
     from posttrain.errors import PosttrainError as PosttrainError

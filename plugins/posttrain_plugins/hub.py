@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from posttrain.errors import DataError
+from posttrain.errors import DataError, StageError
 from posttrain_plugins.data.reading.columnar import rows_of
 from posttrain_plugins.data.reading.files import DataFile, Readable, numbered, numbered_entries
 
@@ -87,6 +87,41 @@ def model_directory(id: str, *, revision: str | None, download: bool) -> Path:
             )
     except (OSError, ValueError) as error:
         raise _unavailable(id, "model", error, download) from error
+
+
+def upload(directory: Path, id: str, *, token: str, private: bool, revision: str | None, message: str) -> str:
+    """Upload a model's directory as one commit and return its address.
+
+    Args:
+        directory: The files.
+        id: The repository; it is made if need be.
+        token: A token that may write there.
+        private: Whether a repository that is made is private.
+        revision: The branch; None for `main`.
+        message: The message of the commit.
+
+    Raises:
+        StageError: The hub cannot be reached, or refuses.
+    """
+    import huggingface_hub
+
+    try:
+        with _network(True):
+            api = huggingface_hub.HfApi(token=token)
+            api.create_repo(id, private=private, exist_ok=True)
+            if revision is not None:
+                api.create_branch(id, branch=revision, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=id, folder_path=directory, revision=revision, commit_message=message
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise StageError(
+            f"the model could not be uploaded: {reason}",
+            where=id,
+            fix="check repository, token and network; `posttrain resume` tries again without training",
+        ) from error
+    return str(commit.commit_url)
 
 
 def _unavailable(id: str, what: str, error: Exception, download: bool) -> DataError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from posttrain import Registration, hookimpl
+from posttrain_plugins.registrations.callbacks import CALLBACKS
+from posttrain_plugins.registrations.commands import COMMANDS
 from posttrain_plugins.registrations.losses import LOSSES
 
 POSTTRAIN_API = ">=1,<2"
@@ -34,7 +36,24 @@ def posttrain_stages() -> list[Registration]:
             reference="https://arxiv.org/abs/2112.09332",
         ),
         Registration(
+            "data.score_steps",
+            "Answers with what a process reward model says of their steps",
+            f"{_HERE}.data.score_steps:ScoreSteps",
+            reference="https://arxiv.org/abs/2305.20050",
+        ),
+        Registration(
             "data.tokenize", "Rows as tokens, with what is learned", f"{_HERE}.data.tokenize:Tokenize"
+        ),
+        Registration(
+            "data.match_prompts",
+            "Weights that make up for different prompts of good and bad answers",
+            f"{_HERE}.data.match_prompts:MatchPrompts",
+            reference="https://arxiv.org/abs/2404.04656",
+        ),
+        Registration(
+            "data.log_probs",
+            "What a reference says of answers, once for many trainings",
+            f"{_HERE}.data.log_probs:LogProbs",
         ),
         Registration(
             "data.pack",
@@ -61,6 +80,35 @@ def posttrain_stages() -> list[Registration]:
         Registration(
             "model.load", "A Hugging Face directory or id, or a GGUF file", f"{_HERE}.models.load:Load"
         ),
+        Registration("store.load", "An artifact of a store, as it is", f"{_HERE}.stored:Load"),
+        Registration(
+            "model.merge",
+            "An adapter merged into its base, and compared with it",
+            f"{_HERE}.models.merge:Merge",
+        ),
+        Registration(
+            "model.average",
+            "Several models of one architecture averaged, interpolated or added up",
+            f"{_HERE}.models.average:Average",
+            reference="https://arxiv.org/abs/2203.05482",
+        ),
+        Registration(
+            "evaluate.preferences",
+            "How often reward models prefer the better answer, with intervals",
+            f"{_HERE}.evaluation.preferences:Preferences",
+        ),
+        Registration(
+            "evaluate.steps",
+            "How often process reward models judge steps as their labels do, with intervals",
+            f"{_HERE}.evaluation.steps:Steps",
+            reference="https://arxiv.org/abs/2305.20050",
+        ),
+        Registration(
+            "data.elo",
+            "Ratings of answers, fitted to which of them won",
+            f"{_HERE}.data.elo:Elo",
+            reference="https://doi.org/10.1214/aos/1079120141",
+        ),
         Registration(
             "evaluate", "Greedy generation scored with intervals", f"{_HERE}.evaluation.evaluate:Evaluate"
         ),
@@ -78,6 +126,42 @@ def posttrain_trainers() -> list[Registration]:
             "Direct preference optimization",
             f"{_HERE}.trainers.dpo:Dpo",
             reference="https://arxiv.org/abs/2305.18290",
+        ),
+        Registration(
+            "train.prm",
+            "Process reward models: whether each step of an answer is right",
+            f"{_HERE}.trainers.prm:Prm",
+            reference="https://arxiv.org/abs/2305.20050",
+        ),
+        Registration(
+            "train.cpo",
+            "Preference optimization without a reference: CPO, SimPO, AlphaPO",
+            f"{_HERE}.trainers.cpo:Cpo",
+            reference="https://arxiv.org/abs/2401.08417",
+        ),
+        Registration(
+            "train.orpo",
+            "Odds ratio preference optimization",
+            f"{_HERE}.trainers.orpo:Orpo",
+            reference="https://arxiv.org/abs/2403.07691",
+        ),
+        Registration(
+            "train.tpo",
+            "Triple preference optimization: pairs beside a gold answer",
+            f"{_HERE}.trainers.tpo:Tpo",
+            reference="https://arxiv.org/abs/2405.16681",
+        ),
+        Registration(
+            "train.kto",
+            "Answers that are good or bad, one by one: KTO, APO, BCO",
+            f"{_HERE}.trainers.kto:Kto",
+            reference="https://arxiv.org/abs/2402.01306",
+        ),
+        Registration(
+            "train.reward",
+            "Reward models: a number for an answer",
+            f"{_HERE}.trainers.reward:Reward",
+            reference="https://arxiv.org/abs/2203.02155",
         ),
     ]
 
@@ -112,6 +196,12 @@ def posttrain_backends() -> list[Registration]:
 
 
 @hookimpl
+def posttrain_callbacks() -> list[Registration]:
+    """One file per callback."""
+    return CALLBACKS
+
+
+@hookimpl
 def posttrain_formats() -> list[Registration]:
     """What rows may look like: first those that datasets in the store have, then those of other tools."""
     here = f"{_HERE}.data.formats"
@@ -133,6 +223,23 @@ def posttrain_formats() -> list[Registration]:
             "unpaired_preference",
             "Prompts with a completion that is good or bad",
             f"{here}.preference:UnpairedPreference",
+        ),
+        Registration(
+            "three_way",
+            "Pairs beside a gold answer, which is learned",
+            f"{here}.three_way:ThreeWay",
+            reference="https://arxiv.org/abs/2405.16681",
+        ),
+        Registration(
+            "scored",
+            "Completions with a number that says how good each is",
+            f"{here}.scored:Scored",
+        ),
+        Registration(
+            "ranked",
+            "Several completions of each prompt with a number for each",
+            f"{here}.scored:Ranked",
+            reference="https://arxiv.org/abs/2203.02155",
         ),
         Registration(
             "stepwise",
@@ -192,10 +299,20 @@ def posttrain_generators() -> list[Registration]:
     return [
         Registration("reverse", "Reverse a string", f"{_HERE}.data.generators.characters:Reverse"),
         Registration(
+            "reverse_pairs",
+            "Reverse a string: right and nearly right answers in pairs",
+            f"{_HERE}.data.generators.characters:ReversePairs",
+        ),
+        Registration(
             "addition", "Add two numbers, digits reversed", f"{_HERE}.data.generators.characters:Addition"
         ),
         Registration(
             "sort_words", "Sort a short list of common words", f"{_HERE}.data.generators.sorting:SortWords"
+        ),
+        Registration(
+            "running_sum",
+            "Add digits up step by step, with labels for the steps",
+            f"{_HERE}.data.generators.steps:RunningSum",
         ),
     ]
 
@@ -259,6 +376,12 @@ def posttrain_rules() -> list[Registration]:
         ("adapter-base", "An adapter meets another base than its own", "adapters:AdapterBase"),
         ("adapter-changed", "An adapter's options changed on the way", "adapters:AdapterChanged"),
         ("reference-other", "The reference is not the starting policy", "adapters:ReferenceOther"),
+        (
+            "log-probs-other",
+            "Log-probs of another policy, dataset or options",
+            "log_probs:LogProbsOther",
+        ),
+        ("merge-changed", "Merging changed what a model computes", "adapters:MergeChanged"),
         ("off-policy", "Preference pairs of another policy", "preferences:OffPolicy"),
         ("pairs-inverted", "Preference pairs the wrong way round", "preferences:PairsInverted"),
         ("pairs-identical", "Pairs of identical sides", "preferences:PairsIdentical"),
@@ -289,5 +412,5 @@ def posttrain_rules() -> list[Registration]:
 
 @hookimpl
 def posttrain_commands() -> list[Registration]:
-    """The verbs around data."""
-    return [Registration("data", "Look at data files, check and change them", f"{_HERE}.commands.data:VERBS")]
+    """The verbs around data, and those that train without a pipeline file."""
+    return COMMANDS

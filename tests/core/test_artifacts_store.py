@@ -75,6 +75,7 @@ def test_a_committed_artifact_by_hand(store: Store) -> None:
         "longest": None,
         "flaws": None,
         "tokens": None,
+        "log_probs": None,
     }
     content = {
         "schema_version": 1,

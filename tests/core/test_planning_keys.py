@@ -197,14 +197,14 @@ def test_naming_the_built_in_loop_as_the_target_is_enough(monkeypatch: pytest.Mo
     before = ingredients(graph(PLAIN, plugins=plugins), "sft", plugins=plugins)
     monkeypatch.setattr(OfflineTrainer, "shared", {"training loop": 9})
     after = ingredients(graph(PLAIN, plugins=plugins), "sft", plugins=plugins)
-    assert differences(before, after) == ["plugin: shared.training loop 3 → 9"]
+    assert differences(before, after) == ["plugin: shared.training loop 4 → 9"]
 
 
 def test_whoever_uses_the_built_in_loop_has_its_numerics_in_the_key() -> None:
     class Third(OfflineTrainer):
         formats = frozenset({"text"})
 
-    assert Third.target == OfflineTrainer.target and Third.shared == {"training loop": 3}
+    assert Third.target == OfflineTrainer.target and Third.shared == {"training loop": 4}
 
 
 CHILD = """

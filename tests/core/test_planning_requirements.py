@@ -99,3 +99,47 @@ def test_a_backend_is_no_part_of_a_key():
 def test_a_backend_is_still_a_component():
     found = {".".join(map(str, path)): choice.name for path, choice, _ in choices(node("ddp").config)}
     assert found == {"loss": "nll", "backend": "ddp"}
+
+
+BEMA = {"name": "bema", "every": 10}
+WATCHERS = ["completions", {"name": "tensorboard", "directory": "logs"}]
+
+
+def test_callbacks_that_only_watch_are_no_part_of_a_key():
+    with_them = node("single", callbacks=[WATCHERS[0], BEMA, WATCHERS[1], "divergence"]).config
+    without = node("single", callbacks=[BEMA, "divergence"]).config
+    assert semantic(with_them) == semantic(without)
+    assert [each["name"] for each in semantic(without)["callbacks"]] == ["bema", "divergence"]
+    first, second = (plugin_identities("train.sft", config, catalogue()) for config in (with_them, without))
+    assert first == second
+    assert {"callbacks.0", "callbacks.1"} <= second["components"].keys()
+    assert semantic(without) != semantic(
+        node("single", callbacks=[{**BEMA, "every": 20}, "divergence"]).config
+    )
+    assert len(list(choices(with_them))) == len(list(choices(with_them, volatile=False))) + 3, (
+        "backend, two watchers"
+    )
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio", "tensorboard"])
+def test_a_reporter_needs_its_library(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda library, *_: None)
+    (finding,) = shortfalls(node("single", callbacks=[name]), catalogue())
+    assert finding.level is Level.ERROR
+    assert (finding.message, finding.fix) == (f"callbacks.0: `{name}` needs {name}", f"install {name}")
+
+
+def test_what_callbacks_have_against_other_options_is_said():
+    said_of = said(node("single", callbacks=["bema"], load_best_model_at_end=True, eval_steps=1))
+    assert said_of == [
+        "callbacks.0: load_best_model_at_end puts out other weights; set `put_out: beside`, or leave one out"
+    ]
+    merging = {"name": "merge_checkpoints", "every": 5}
+    assert len(said(node("single", callbacks=[merging], load_best_model_at_end=True, eval_steps=1))) == 1
+    assert said(node("single", callbacks=[merging, {"name": "bema", "after": 9}], max_steps=5)) == []
+
+
+def test_a_callback_may_add_an_output():
+    beside = node("single", callbacks=[{"name": "bema", "put_out": "beside"}])
+    assert [port.name for port in beside.outputs()] == ["model", "average"]
+    assert [port.name for port in node("single", callbacks=["bema"]).outputs()] == ["model"]

@@ -11,7 +11,7 @@ import pytest
 from helpers.plugins import install, write_distribution
 from typer.testing import CliRunner, Result
 
-from posttrain.cli.plugins import app
+from posttrain.cli.plugins import app, paper
 from posttrain.errors import PluginError
 
 BUILTIN = """\
@@ -125,9 +125,32 @@ def test_list_shows_a_table_and_the_broken(root: Path, monkeypatch: pytest.Monke
     result = invoke(root, monkeypatch, "list")
     assert result.exit_code == 0
     (row,) = [line.split() for line in result.stdout.splitlines() if "sigmoid" in line]
-    assert row == ["loss", "sigmoid", "The", "DPO", "loss.", "posttrain", "1.0", "loaded"]
+    assert row == [
+        "loss",
+        "sigmoid",
+        "The",
+        "DPO",
+        "loss.",
+        "(arXiv:2305.18290)",
+        "posttrain",
+        "1.0",
+        "loaded",
+    ]
     last = result.stdout.splitlines()[-1]
     assert last.startswith("plugin 'acme-broken' of acme-broken 1.0 is import-error: RuntimeError: no (")
+
+
+def test_list_of_one_group_names_papers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke(root, monkeypatch, "list", "stage")
+    assert result.exit_code == 0
+    assert "score" in result.stdout and "sigmoid" not in result.stdout
+    wrong = invoke(root, monkeypatch, "list", "losses")
+    assert "did you mean `loss`?" in str(wrong.exception)
+
+
+def test_papers_are_short() -> None:
+    assert paper("https://arxiv.org/abs/2305.18290") == "arXiv 2305.18290"
+    assert paper("https://doi.org/10.2307/2346567") == "doi.org/10.2307/2346567"
 
 
 def test_list_marks_names_in_conflict(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

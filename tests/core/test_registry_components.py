@@ -502,3 +502,52 @@ def test_described_options() -> None:
         ["local file"],
         ["not in the key"],
     )
+
+
+class OneOrSeveral(Config):
+    loss: Annotated[Choice | Annotated[list[Choice], Field(min_length=1)], Uses(Group.LOSS)] = Choice(
+        name="sigmoid"
+    )
+    other: Annotated[Choice | None, Uses(Group.LOSS)] = None
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({}, None),
+        ({"loss": "acme/plain"}, None),
+        ({"loss": {"beta": 0.2}}, None),
+        ({"loss": ["acme/plain", {"name": "sigmoid", "beta": 0.2}], "other": "sigmoid"}, None),
+        ({"loss": []}, "loss: the value does not fit"),
+        ({"loss": ["nothing"]}, "loss.0: "),
+        ({"loss": [{"beta": 0.2}]}, "loss.0.name: the option 'name' is required"),
+        ({"loss": ["sigmoid", {"name": "sigmoid", "gamma": 1}]}, "loss.1.gamma: there is no option 'gamma'"),
+    ],
+)
+def test_a_field_may_take_one_component_or_several(
+    data: dict[str, Any], problem: str | None, catalogue: Any
+) -> None:
+    schema = config_schema(OneOrSeveral, catalogue)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert jsonschema.Draft202012Validator(schema).is_valid(data) is (problem is None)
+    if problem is None:
+        config = validate_config(OneOrSeveral, data, catalogue)
+        assert validate_config(OneOrSeveral, json.loads(config.model_dump_json()), catalogue) == config
+        return
+    with pytest.raises(ConfigProblems) as refused:
+        validate_config(OneOrSeveral, data, catalogue)
+    (found,) = refused.value.problems
+    assert str(found).startswith(problem)
+
+
+def test_several_components_are_found_and_shown_one_by_one(catalogue: Any) -> None:
+    config = validate_config(OneOrSeveral, {"loss": ["sigmoid", "acme/plain"]}, catalogue)
+    assert [(path, choice.name) for path, choice, _ in choices(config)] == [
+        (("loss", 0), "sigmoid"),
+        (("loss", 1), "acme/plain"),
+    ]
+    assert semantic(config)["loss"] == [
+        {"name": "sigmoid", "beta": 0.1, "smoothing": 0.0},
+        {"name": "acme/plain"},
+    ]
+    assert [each["type"] for each in describe(OneOrSeveral)] == ["loss | list[loss]", "loss | null"]

@@ -67,6 +67,19 @@ def test_precision_memory_and_budget_go_with_every_backend(backend: str, undistu
     ), "bfloat16 was used"
 
 
+@pytest.mark.parametrize("backend", SEVERAL)
+def test_a_reward_model_comes_out_of_every_backend(backend: str, undisturbed: Any):
+    """It is opened again and judged by rank 0 alone."""
+    options = {"uses": "train.reward", "eval_steps": 7}
+    alone, found = undisturbed("single", **options), undisturbed(backend, **options)
+    assert found["files"] == alone["files"] and "values.json" in found["files"]
+    for name, tensor in found["weights"].items():
+        assert np.abs(tensor - alone["weights"][name]).max() < 1e-3
+    for name in ("eval/loss", "eval/accuracy", "eval/rewards/mean"):
+        assert found["figures"][name] == pytest.approx(alone["figures"][name], rel=1e-3, abs=1e-5)
+    assert any("judgements of held-out rows" in note for note in found["notes"])
+
+
 @pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero-3"])
 def test_an_adapter_is_saved_whole(backend: str, undisturbed: Any):
     alone, found = undisturbed("single", lora={"r": 2}), undisturbed(backend, lora={"r": 2})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -34,6 +35,7 @@ from posttrain_plugins.data.formats import BUILT_IN
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference.md"
 RULES = ROOT / "docs" / "handoffs.md"
+LOSSES = ROOT / "docs" / "losses"
 README = ROOT / "README.md"
 TABLE = re.compile(r"(?<=<!-- plugins -->\n).*?(?=<!-- /plugins -->)", re.DOTALL)
 
@@ -64,6 +66,7 @@ SAMPLES: Mapping[str, Mapping[str, Any]] = {
     "data.split": {"split": {"test": 0.05}},
     "data.contamination": {"remove": True},
     "model.load": {"path": "model"},
+    "store.load": {"path": ".posttrain/store/objects/0"},
     "promote": {"name": "assistant"},
 }
 """Options for stages that require some: output ports are asked for under them."""
@@ -140,7 +143,8 @@ def reference(catalogue: Catalogue) -> str:
         ),
         *_stages(catalogue, Group.STAGE, "## Stages"),
         *_stages(catalogue, Group.TRAINER, "## Trainers"),
-        *_components(catalogue, Group.LOSS, "## Losses"),
+        *_losses(catalogue),
+        *_components(catalogue, Group.CALLBACK, "## Callbacks"),
         *_components(catalogue, Group.BACKEND, "## Backends"),
         *_components(catalogue, Group.REWARD, "## Rewards"),
         *_components(catalogue, Group.GENERATOR, "## Generators"),
@@ -165,7 +169,7 @@ def plugin_table(catalogue: Catalogue) -> str:
     shown = (
         Group.STAGE,
         Group.TRAINER,
-        Group.LOSS,
+        Group.CALLBACK,
         Group.BACKEND,
         Group.REWARD,
         Group.GENERATOR,
@@ -184,7 +188,9 @@ def plugin_table(catalogue: Catalogue) -> str:
         for name in catalogue.names(group)
     )
     taken = (Group.FORMAT.value, "[formats](docs/data.md)", f"Rows as people have them: {formats}")
-    return _table(("group", "name", "what it does"), (*rows, taken, rules)) + "\n"
+    losses = ", ".join(f"`{name}`" for name in catalogue.names(Group.LOSS))
+    learned = (Group.LOSS.value, "[losses](docs/losses/README.md)", f"What is minimized: {losses}")
+    return _table(("group", "name", "what it does"), (*rows, learned, taken, rules)) + "\n"
 
 
 def handoffs(catalogue: Catalogue) -> str:
@@ -284,6 +290,32 @@ def _components(catalogue: Catalogue, group: Group, title: str) -> Iterator[str]
         yield from _options(catalogue.load(group, name).config)
 
 
+def _losses(catalogue: Catalogue) -> Iterator[str]:
+    yield "## Losses"
+    yield "Each has a page of its own, with formula, options and a worked example."
+    names = catalogue.names(Group.LOSS)
+    linked = ((f"[`{name}`](losses/{name.replace('/', '.')}.md)", name) for name in names)
+    yield _table(
+        ("loss", "family", "what it does"),
+        (
+            (
+                link,
+                f"`{catalogue.load(Group.LOSS, name).family}`",
+                _sentence(catalogue.entry(Group.LOSS, name).registration.summary),
+            )
+            for link, name in linked
+        ),
+    )
+
+
+def loss_pages(catalogue: Catalogue) -> dict[Path, str]:
+    """Return the text of every page under `docs/losses` by its file."""
+    found: dict[Path, str] = runpy.run_path(str(Path(__file__).with_name("loss_pages.py")))["pages"](
+        catalogue
+    )
+    return found
+
+
 def _rules(catalogue: Catalogue) -> Iterator[str]:
     yield "## Hand-off rules"
     yield "Each is explained in [handoffs.md](handoffs.md)."
@@ -320,6 +352,8 @@ def _heading(catalogue: Catalogue, group: Group, name: str) -> Iterator[str]:
     doc = inspect.getdoc(catalogue.load(group, name))
     if doc:
         yield doc
+    if getattr(catalogue.load(group, name), "watches_only", False):
+        yield "It only watches, so it is no part of the key."
 
 
 def _options(model: type[Config]) -> Iterator[str]:
@@ -415,6 +449,12 @@ def main() -> None:
     catalogue = built_in()
     REFERENCE.write_text(reference(catalogue), encoding="utf-8")
     RULES.write_text(handoffs(catalogue), encoding="utf-8")
+    losses = loss_pages(catalogue)
+    LOSSES.mkdir(exist_ok=True)
+    for path in set(LOSSES.glob("*.md")) - set(losses):
+        path.unlink()
+    for path, text in losses.items():
+        path.write_text(text, encoding="utf-8")
     readme = README.read_text(encoding="utf-8")
     README.write_text(TABLE.sub(lambda _: plugin_table(catalogue), readme), encoding="utf-8")
 

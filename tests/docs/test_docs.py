@@ -75,8 +75,21 @@ def prepare(directory: Path, page: Path) -> None:
         }
         for number in range(200)
     ]
-    lines = [json.dumps(row) + "\n" for row in rows]
-    (directory / "chats.jsonl").write_text("".join(lines), encoding="utf-8")
+    pairs = [{"prompt": f"say {n}", "chosen": f"{n}!", "rejected": f"{n}?"} for n in range(200)]
+    files = {
+        "thumbs": [{"prompt": f"say {n}", "completion": f"{n}!", "label": n % 3 > 0} for n in range(200)],
+        "chats": rows,
+        "pairs": pairs,
+        "steps": [
+            {"prompt": f"say {n}", "completions": [f"{n}", "!"], "labels": [True, n % 2 > 0]}
+            for n in range(200)
+        ],
+        "answers": [{"prompt": f"say {n}", "completion": f"{n}\n!"} for n in range(200)],
+        "ranked": [{**row, "reference": f"{row['chosen']}!"} for row in pairs],
+    }
+    for name, made in files.items():
+        lines = [json.dumps(row) + "\n" for row in made]
+        (directory / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     for block in blocks(page):
         if block.note.startswith("file: "):
             (directory / block.note.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
@@ -106,6 +119,14 @@ def test_the_table_of_plugins_is_current() -> None:
     found = generator["TABLE"].findall((ROOT / "README.md").read_text(encoding="utf-8"))
     expected = generator["plugin_table"](generator["built_in"]())
     assert found == [expected], "run tests/docs/generate_reference.py"
+
+
+def test_every_loss_has_a_page_that_is_current() -> None:
+    expected = generator["loss_pages"](generator["built_in"]())
+    found = {path: path.read_text(encoding="utf-8") for path in (DOCS / "losses").glob("*.md")}
+    assert sorted(path.name for path in found) == sorted(path.name for path in expected)
+    stale = [path.name for path, text in expected.items() if found[path] != text]
+    assert stale == [], "run tests/docs/generate_reference.py"
 
 
 def test_every_registered_name_is_in_the_reference() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 EXPERIMENTS: dict[str, list[list[str]]] = {
-    "learning": [["quickstart"], ["smollm", "--seeds", "0"]],
+    "learning": [[name] for name in ("quickstart", "kto", "reward", "orpo", "prm", "zephyr", "smollm")],
     "startup": [[]],
     "kills": [[]],
     "speed": [[]],

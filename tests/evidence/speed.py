@@ -11,7 +11,9 @@ from pathlib import Path
 import ledger
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks" / "speed"))
+import comparison
 import measure
+import pages
 import plot
 import report
 
@@ -21,12 +23,18 @@ def main(arguments: list[str]) -> None:
     asked = measure.arguments(arguments)
     found = measure.run(asked).found
     command = " ".join(["python -m tests.evidence speed", *arguments])
-    rows = report.table(found)
-    lines = ["![ratios](speed.svg)", "", *report.page(found)]
-    ledger.write("speed", "Speed and memory of the training loop", command, lines, report.figures(found))
-    grid = {" / ".join(key): record["seconds"] for key, record in found.items() if key[0] == "grid"}
-    ledger.write("speed-grid", "Settings of TRL that were tried", command, report.grid_page(found), grid)
-    (ledger.OUT / "speed.svg").write_text(plot.ratios(rows))
+    for page in pages.PAGES:
+        rows = comparison.table(found, page)
+        if rows and set(page.objectives) & set(asked.objectives):
+            _write(page, rows, found, command)
+
+
+def _write(page: pages.Page, rows: list[comparison.Row], found: comparison.Found, command: str) -> None:
+    (ledger.OUT / f"{page.name}.svg").write_text(plot.ratios(rows))
+    lines = [f"![ratios]({page.name}.svg)", "", *report.lines_of(page, found)]
+    ledger.write(page.name, page.title, command, lines, report.figures(page, found))
+    tried = report.grid_figures(page, found)
+    ledger.write(f"{page.name}-grid", page.grid, command, report.grid_lines(page, found), tried)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ STAGES = discover().stages()
 REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "data.synthetic": {"generator": "reverse", "rows": 9},
     "data.load": {"path": "x"},
+    "store.load": {"path": "x"},
     "data.best_of_n": {"reward": "exact"},
     "data.convert": {"to": "text"},
     "data.split": {"split": {"test": 0.5}},

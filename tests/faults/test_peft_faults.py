@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.artifacts.manifest import Artifact
 from posttrain.errors import DataError, Interrupted, StageError, StoreError
+from posttrain_plugins.models import policy as policy_module
 from posttrain_plugins.models.adapters import adapter_state, merged, save_adapter
 from posttrain_plugins.models.artifact import facts_of
 from posttrain_plugins.models.policy import load_model, open_policy
@@ -59,45 +60,67 @@ def dpo(directory: Path, model: Artifact, **options: Any) -> FakeContext:
 # A reference that is not the policy that training starts from.
 
 
-STARTS = ["lora", "dora", "gaussian", "pissa", "olora", "whole head", "on the head", "biases", "hra", "full"]
+STARTS: Mapping[str, Mapping[str, Any]] = {
+    **{name: options for name, options in ADAPTERS.items()},
+    "full": {},
+    "nf4": {**ADAPTERS["lora"], "quantization": {}},
+    "fp4": {**ADAPTERS["dora"], "quantization": {"type": "fp4", "double": False}},
+    "8 bits": {**ADAPTERS["lora"], "quantization": {"bits": 8}},
+}
+CONTINUED = ["lora", "dora", "rslora", "pissa", "olora", "whole head", "tokens", "hra"]
+ROUNDED = ["nf4", "fp4", "8 bits"]
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_dpo_starts_at_ln_2_with_every_adapter(tmp_path: Path, bench: Bench, name: str):
-    context = dpo(tmp_path, bench.base, **ADAPTERS.get(name, {}))
+def test_dpo_starts_at_ln_2_in_every_set_up(tmp_path: Path, bench: Bench, wide: Bench, name: str):
+    base = wide.base if name in ROUNDED else bench.base
+    context = dpo(tmp_path, base, max_steps=2, **STARTS[name])
     train(context)
     assert context.losses[0] == pytest.approx(LN2, abs=1e-6)
+    assert context.losses[1] != context.losses[0]
 
 
-@pytest.mark.parametrize("name", ["lora", "pissa", "whole head"])
-def test_dpo_starts_at_ln_2_from_an_adapter_that_was_trained(tmp_path: Path, bench: Bench, name: str):
-    first = sft(tmp_path / "first", bench.base, **ADAPTERS[name])
+@pytest.mark.parametrize("name", [*CONTINUED, *ROUNDED])
+def test_dpo_goes_on_from_an_adapter_as_its_own_reference(
+    tmp_path: Path, bench: Bench, wide: Bench, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The reference is what was trained, not the raw base, and there is no second copy of either."""
+    base, options = (wide if name in ROUNDED else bench).base, STARTS[name]
+    first = sft(tmp_path / "first", base, **options)
     train(first)
-    second = dpo(tmp_path / "second", first.result("model"))
-    second.known[bench.base.digest] = bench.base
+    second = dpo(tmp_path / "second", first.result("model"), quantization=options.get("quantization"))
+    second.known[base.digest] = base
+    opened = []
+    plain = policy_module.load_model
+    monkeypatch.setattr(policy_module, "load_model", lambda *given: opened.append(given) or plain(*given))
     train(second)
     assert second.losses[0] == pytest.approx(LN2, abs=1e-6)
+    assert len(opened) == 1
+    facts = second.result("model").facts
+    assert facts.base == base.digest
+    assert (facts.quantization or {}).get("bits") == {"nf4": 4, "fp4": 4, "8 bits": 8}.get(name)
 
 
-def test_dpo_starts_at_ln_2_on_a_base_in_4_bits(tmp_path: Path, wide: Bench):
-    first = sft(tmp_path / "first", wide.base, **ADAPTERS["lora"], quantization={})
+def test_a_reference_that_is_the_base_would_be_noticed(tmp_path: Path, bench: Bench):
+    """What the tests above would miss if they could not fail: the base and the adapter on it are far apart."""
+    first = sft(tmp_path / "first", bench.base, **ADAPTERS["lora"])
     train(first)
-    second = dpo(tmp_path / "second", first.result("model"), quantization={"type": "fp4", "double": False})
-    second.known[wide.base.digest] = wide.base
-    train(second)
-    assert second.losses[0] == pytest.approx(LN2, abs=1e-6)
-    assert second.result("model").facts.base == wide.base.digest
+    model = bench.opened(first.result("model")).model
+    with model.disable_adapter():
+        base = logits(model)
+    assert gap(logits(model), base) > 0.01
 
 
-def test_weights_in_4_bits_are_not_trained(tmp_path: Path, wide: Bench):
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_in_few_bits_are_not_trained(tmp_path: Path, wide: Bench, bits: int):
     with pytest.raises(StageError, match="cannot be trained"):
-        train(sft(tmp_path, wide.base, quantization={}))
+        train(sft(tmp_path, wide.base, quantization={"bits": bits}))
 
 
 # Gradient checkpointing over frozen embeddings: no gradient reaches the adapters.
 
 
-@pytest.mark.parametrize("quantization", [None, {}])
+@pytest.mark.parametrize("quantization", [None, {}, {"bits": 8}])
 def test_adapters_learn_under_gradient_checkpointing(tmp_path: Path, wide: Bench, quantization: Any):
     losses = []
     for checkpointing in (False, True):
@@ -314,8 +337,9 @@ def test_five_steps_and_five_more_are_ten(tmp_path: Path, bench: Bench, name: st
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_five_steps_and_five_more_are_ten_in_4_bits(tmp_path: Path, wide: Bench):
-    options = {"max_steps": 10, "quantization": {}, **ADAPTERS["lora"]}
+@pytest.mark.parametrize("bits", [4, 8])
+def test_five_steps_and_five_more_are_ten_in_few_bits(tmp_path: Path, wide: Bench, bits: int):
+    options = {"max_steps": 10, "quantization": {"bits": bits}, **ADAPTERS["lora"]}
     train(sft(tmp_path / "whole", wide.base, **options))
     first = sft(tmp_path / "parts", wide.base, **options)
     first.stop_at = 5

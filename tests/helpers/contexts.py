@@ -63,6 +63,7 @@ class FakeContext(StageContext):
         self.described: dict[str, tuple[Kind, Any]] = {}
         self.seen_metrics: dict[int, dict[str, float]] = {}
         self.seen_progress: list[tuple[int, int | None, str]] = []
+        self.seen_tables: dict[str, dict[int, list[dict[str, Any]]]] = {}
         self.said: list[tuple[Level, str]] = []
         self.stop = False
         self.stop_at: int | None = None
@@ -89,7 +90,8 @@ class FakeContext(StageContext):
         return Component(choice.name, plugin, plugin.config(**choice.options))
 
     def artifact(self, digest: str) -> Artifact:
-        return self.known[digest]
+        given = {each.digest: each for several in self.inputs.values() for each in several}
+        return {**given, **self.known}[digest]
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
         self.seen_progress.append((done, total, unit))
@@ -97,6 +99,9 @@ class FakeContext(StageContext):
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.seen_metrics.setdefault(step, {}).update(values)
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.seen_tables.setdefault(name, {})[step] = [dict(row) for row in rows]
 
     def note(self, message: str, level: Level = Level.NOTE) -> None:
         self.said.append((level, message))

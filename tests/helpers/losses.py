@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.nn.functional import logsigmoid
 
-from posttrain.contracts.component import NoOptions
+from posttrain.contracts.component import Component, NoOptions
 from posttrain.contracts.loss import (
     Family,
     Loss,
@@ -27,6 +27,10 @@ from posttrain.contracts.reduction import (
     Constant,
     Reduction,
 )
+from posttrain_plugins.losses.mixture import Mixture
+from posttrain_plugins.losses.preference.aot import Aot
+from posttrain_plugins.losses.preference.bco_pair import BcoPair
+from posttrain_plugins.losses.preference.sft import Sft
 
 REDUCTIONS: tuple[Reduction, ...] = (
     TOKEN_MEAN,
@@ -167,6 +171,12 @@ class Centred(Loss):
         return LossOutput([Term(values, TOKEN_MEAN), Term(-batch.logp, SEQUENCE_MEAN, 0.1)])
 
 
+def mixture(*parts: type[Loss]) -> Mixture:
+    """Several losses with their default options and weights of 1, 2, …"""
+    made = [Component(each.__name__.lower(), each(), each.config()) for each in parts]
+    return Mixture(made, [float(place + 1) for place in range(len(made))])
+
+
 KINDS: dict[str, Loss] = {
     **{f"reduced-{each}": Reduced(each) for each in REDUCTIONS},
     "entropy": EntropyBonus(),
@@ -177,5 +187,7 @@ KINDS: dict[str, Loss] = {
     "running-mean": RunningMean(),
     "sorted": Sorted(),
     "centred": Centred(),
+    "mixture": mixture(BcoPair, Sft),
+    "mixture-of-the-step": mixture(BcoPair, Aot),
 }
 """By name; a trainer of the same family drives them."""

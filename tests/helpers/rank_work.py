@@ -234,7 +234,7 @@ def training(directory: Path, backend: Any, options: Mapping[str, Any]) -> dict[
     options = dict(options)
     uses, stop_at = options.pop("uses", "train.sft"), options.pop("stop_at", None)
     dropout = options.pop("dropout", 0.0)
-    format = "preference" if uses == "train.dpo" else "prompt_completion"
+    format = "preference" if uses in ("train.dpo", "train.reward") else "prompt_completion"
     rows = preference_rows(10) if format == "preference" else completion_rows(10)
     model = _model(directory / "model", dropout)
     context = context_for(directory, uses, model, rows, format, **{**TRAINING, "backend": backend, **options})

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,32 +14,32 @@ from typing import Any
 import torch
 from helpers.contexts import catalogue
 from helpers.losses import KINDS
-from helpers.models import char_tokenizer, tiny_llama
-from helpers.training import ROWS, TRAININGS, format_of
+from helpers.models import char_tokenizer, tiny_judge, tiny_llama
+from helpers.training import ROWS, TRAININGS, format_of, often, tried_once
 
 from posttrain.contracts.component import Component
-from posttrain.contracts.loss import Loss
+from posttrain.contracts.loss import REFERENCES, Loss, Need
 from posttrain.contracts.registration import Group
-from posttrain.contracts.trainer import Example
+from posttrain.contracts.trainer import Example, TokenSequence
 from posttrain_plugins.backends.single import Single
 from posttrain_plugins.data import formats
 from posttrain_plugins.preparation.examples import prepare
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.training.batches import Budget, probe
-from posttrain_plugins.training.head import choose_head
+from posttrain_plugins.training.head import choose_head, choose_value_head
 from posttrain_plugins.training.layouts import LAYOUTS
-from posttrain_plugins.training.step import REFERENCES, Stepper
+from posttrain_plugins.training.step import Stepper
 
 ALL = [
-    *TRAININGS,
-    *[
-        (uses, name)
-        for uses in catalogue().names(Group.TRAINER)
-        for name, loss in KINDS.items()
-        if loss.family == catalogue().stage(uses).family
-    ],
+    *often(TRAININGS),
+    *tried_once(
+        {
+            uses: [name for name, loss in KINDS.items() if loss.family == catalogue().stage(uses).family]
+            for uses in catalogue().names(Group.TRAINER)
+        }
+    ),
 ]
-"""Every registered trainer with every registered loss that fits it, and with the losses of every kind."""
+"""Every registered trainer and every registered loss, and the losses of every kind."""
 
 
 @lru_cache(maxsize=1)
@@ -54,14 +54,19 @@ def examples(uses: str, count: int = 7) -> list[Example]:
     format, trainer = format_of(uses), catalogue().stage(uses)
     made = prepare(
         trainer,
-        ROWS[format](count),
+        trainer.rows(ROWS[format](count), formats.format_of(format), frozenset(Need), seed=0),
         encoder(),
         formats.format_of(format),
         max_length=None,
         truncation="error",
         weight_column=None,
+        supervise=trainer.supervise(trainer.config()),
     )
     return [replace(each, weight=0.5 + each.row % 3) for each in made.examples]
+
+
+def _sequences(uses: str) -> Sequence[TokenSequence]:
+    return examples(uses)[0].sequences
 
 
 def stepper(
@@ -73,13 +78,21 @@ def stepper(
     model: Any = None,
     **options: Any,
 ) -> Stepper:
-    """A stepper over a tiny Llama with attention by segments; `options` go to the model's config."""
+    """A stepper over a tiny Llama with attention by segments, with a head for numbers where the trainer wants that.
+
+    `options` go to the model's config.
+    """
     plugin = plugin or KINDS.get(loss) or catalogue().make(Group.LOSS, loss)
     trainer = catalogue().stage(uses)
-    model = model or tiny_llama(encoder().vocabulary, attn_implementation="sdpa", **options).train()
+    make = partial(tiny_judge, kind=trainer.kind) if trainer.valued else tiny_llama
+    model = model or make(encoder().vocabulary, attn_implementation="sdpa", **options).train()
     chosen = LAYOUTS[layout]
     first = LAYOUTS["padded"].arrange(probe(examples(uses)), 0, "cpu")
-    head, told = choose_head(model, first, 1e-4, 1 << 28)
+    head, told = (
+        (choose_value_head(model, first), None)
+        if trainer.valued
+        else choose_head(model, first, 1e-4, 1 << 28)
+    )
     assert told is None, told
     made = Stepper(
         model=model,
@@ -93,8 +106,10 @@ def stepper(
         config=trainer.config(),
     )
     if made.needs & REFERENCES:
-        width = len(examples(uses, 1)[0].sequences)
-        made.reference = {row: -torch.arange(1.0, width + 1) * (row + 9) for row in range(100)}
+        told = torch.tensor(
+            [-3.0 * at if each.measured else -at for at, each in enumerate(_sequences(uses), 1)]
+        )
+        made.reference = {row: told * (row + 9) for row in range(100)}
     return made
 
 

@@ -2,31 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.contexts import FakeContext as Context
 from helpers.contexts import catalogue, configured
 from helpers.models import as_artifact, save_tiny_model
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import Artifact
+from posttrain.contracts.component import Uses
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Outcome
-from posttrain_plugins.data.conversation import as_messages
 from posttrain_plugins.data.rows import write_rows
+from posttrain_plugins.testing.rows import ROWS as ROWS
+from posttrain_plugins.testing.rows import completion_rows as completion_rows
+from posttrain_plugins.testing.rows import preference_rows as preference_rows
+from posttrain_plugins.testing.rows import three_way_rows as three_way_rows
+from posttrain_plugins.testing.rows import unpaired_rows as unpaired_rows
 
 
 def fitting_losses(uses: str) -> list[str]:
-    """Name the registered losses of the family that a trainer drives."""
-    family = catalogue().stage(uses).family
-    names = catalogue().names(Group.LOSS)
-    return [name for name in names if catalogue().load(Group.LOSS, name).family == family]
+    """Name the registered losses that a trainer's option `loss` takes."""
+    having = next(
+        mark.having
+        for mark in catalogue().stage(uses).config.model_fields["loss"].metadata
+        if isinstance(mark, Uses)
+    )
+    losses = {name: catalogue().load(Group.LOSS, name) for name in catalogue().names(Group.LOSS)}
+    return [
+        name for name, loss in losses.items() if all(getattr(loss, key) == value for key, value in having)
+    ]
 
 
-TRAININGS = [(uses, loss) for uses in catalogue().names(Group.TRAINER) for loss in fitting_losses(uses)]
-"""Every registered trainer with every loss that fits it: a new plugin is tested when it arrives."""
+def default_loss(uses: str) -> str:
+    name: str = catalogue().stage(uses).config.model_fields["loss"].default.name
+    return name
+
+
+def tried_once(fitting: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Pair every trainer with its default loss, and any other loss with the first trainer of its family that fits."""
+    found: list[tuple[str, str]] = []
+    tried: set[tuple[str, str]] = set()
+    for uses, losses in fitting.items():
+        stage = catalogue().stage(uses)
+        for loss in losses:
+            if loss == default_loss(uses) or (stage.family, loss) not in tried:
+                found.append((uses, loss))
+                tried.add((stage.family, loss))
+    return found
+
+
+TRAININGS = tried_once({uses: fitting_losses(uses) for uses in catalogue().names(Group.TRAINER)})
+"""Every registered trainer and every loss: a new plugin is tested when it arrives."""
+
+
+def often(trainings: Sequence[tuple[str, str]]) -> list[Any]:
+    """Mark all as slow but each trainer with its default loss: the losses of every kind stand for the others."""
+    return [
+        pair if pair[1] == default_loss(pair[0]) else pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in trainings
+    ]
 
 
 def model_artifact(directory: Path, **options: Any) -> Artifact:
@@ -37,30 +75,6 @@ def model_artifact(directory: Path, **options: Any) -> Artifact:
 def dataset_artifact(directory: Path, rows: Sequence[Mapping[str, Any]], format: str) -> Artifact:
     directory.mkdir(parents=True, exist_ok=True)
     return as_artifact(directory, write_rows(directory, rows, format), Kind.DATASET)
-
-
-def completion_rows(count: int = 10) -> list[dict[str, Any]]:
-    """Answers of ragged lengths, from one to many tokens."""
-    return [{"prompt": f"say {i}:", "completion": "ab" * (1 + i * 3 % 8) + str(i)} for i in range(count)]
-
-
-def preference_rows(count: int = 6) -> list[dict[str, Any]]:
-    return [
-        {"prompt": f"q{i}", "chosen": "yes" * (1 + i % 4), "rejected": "no" * (1 + i * 5 % 7)}
-        for i in range(count)
-    ]
-
-
-ROWS: Mapping[str, Callable[[int], list[dict[str, Any]]]] = {
-    "prompt_completion": completion_rows,
-    "preference": preference_rows,
-    "text": lambda count: [{"text": f"{i} ab" * (1 + i * 3 % 8)} for i in range(count)],
-    "messages": lambda count: [
-        {"messages": [*as_messages(row["prompt"]), {"role": "assistant", "content": row["completion"]}]}
-        for row in completion_rows(count)
-    ],
-}
-"""Rows of every format that a trainer may take."""
 
 
 def format_of(uses: str) -> str:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from posttrain.artifacts.kinds import FACTS_OF
 from posttrain.contracts.component import Config, NoOptions
-from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, TokenBatch
-from posttrain.contracts.reduction import Reduction
 from posttrain.contracts.registration import Group, load_target
-from posttrain.contracts.reward import Sample
 from posttrain.contracts.stage import Certainty, Input, Level, Stage
 from posttrain.pipeline import Pipeline, Selection
 from posttrain.registry.catalogue import Catalogue
@@ -38,6 +32,7 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "data.convert": {"to": "messages"},
     "data.split": {"split": {"test": 0.1}},
     "model.load": {"path": "model"},
+    "store.load": {"path": "artifact"},
     "promote": {"name": "some"},
 }
 """Options that a stage cannot do without."""
@@ -64,7 +59,7 @@ def configured(name: str) -> tuple[Stage, Any]:
 
 
 COMPONENTS = (Group.LOSS, Group.REWARD, Group.GENERATOR)
-OBJECTS = (Group.STAGE, Group.TRAINER, *COMPONENTS, Group.RULE)
+OBJECTS = (Group.STAGE, Group.TRAINER, *COMPONENTS, Group.CALLBACK, Group.RULE)
 
 
 @pytest.mark.parametrize(("group", "name"), names(*OBJECTS))
@@ -79,7 +74,9 @@ def test_it_loads_and_says_what_it_is(group: Group, name: str) -> None:
 
 def config_models() -> list[tuple[str, type[Config]]]:
     found = {name: catalogue().stage(name).config for name in stage_names()}
-    found |= {name: config_of(catalogue().load(group, name)) for group, name in names(*COMPONENTS)}
+    found |= {
+        name: config_of(catalogue().load(group, name)) for group, name in names(*COMPONENTS, Group.CALLBACK)
+    }
     return [(name, model) for name, model in found.items() if model is not NoOptions]
 
 
@@ -161,106 +158,6 @@ def test_planning_needs_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def token_batch(generator: torch.Generator) -> TokenBatch:
-    logp = (-torch.rand(7, generator=generator, dtype=torch.float64) * 3).requires_grad_()
-    example = torch.tensor([0, 0, 0, 1, 2, 2, 2])
-    weight = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)[example]
-    entropy = torch.rand(7, generator=generator, dtype=torch.float64)
-    return TokenBatch(logp, entropy, torch.tensor([True, False] * 3 + [True]), example, weight)
-
-
-def preference_batch(generator: torch.Generator) -> PreferenceBatch:
-    def totals() -> torch.Tensor:
-        return -torch.rand(3, generator=generator, dtype=torch.float64) * 20
-
-    counts = torch.tensor([3.0, 5.0, 2.0], dtype=torch.float64)
-    return PreferenceBatch(
-        chosen=totals().requires_grad_(),
-        rejected=totals().requires_grad_(),
-        reference_chosen=totals(),
-        reference_rejected=totals(),
-        chosen_tokens=counts,
-        rejected_tokens=counts.flip(0),
-        weight=torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64),
-    )
-
-
-BATCHES: Mapping[Family, Callable[[torch.Generator], Any]] = {
-    Family.TOKEN: token_batch,
-    Family.PREFERENCE: preference_batch,
-}
-PER_EXAMPLE = {Family.TOKEN: 7, Family.PREFERENCE: 3}
-ORDER = {Family.TOKEN: torch.tensor([6, 2, 0, 5, 1, 4, 3]), Family.PREFERENCE: torch.tensor([2, 0, 1])}
-
-
-def trainable(batch: Any) -> list[torch.Tensor]:
-    tensors = (getattr(batch, field.name) for field in fields(batch))
-    return [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
-
-
-def called(loss: Loss, batch: Any) -> LossOutput:
-    """The loss on a batch that is the whole of a first step."""
-    config = config_of(loss)()
-    before = loss.begin(config)
-    stats = loss.measure(batch, config, before)
-    return loss(batch, config, stats, loss.advance(before, stats, config))
-
-
-def total(output: LossOutput) -> torch.Tensor:
-    return torch.stack([term.weight * term.values.sum() for term in output.terms]).sum()
-
-
-@pytest.mark.parametrize("name", catalogue().names(Group.LOSS))
-def test_a_loss_gives_unreduced_values_with_a_gradient(name: str) -> None:
-    loss = catalogue().make(Group.LOSS, name)
-    batch = BATCHES[loss.family](torch.Generator().manual_seed(0))
-    output = called(loss, batch)
-    assert output.terms
-    for term in output.terms:
-        assert term.values.shape == (PER_EXAMPLE[loss.family],)
-        assert bool(term.values.isfinite().all())
-        assert isinstance(term.reduction, Reduction)
-    assert all(not values.requires_grad for values in output.metrics.values())
-    gradients = torch.autograd.grad(total(output), trainable(batch))
-    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
-    assert any(bool(gradient.abs().max() > 0) for gradient in gradients)
-    weightless = batch.weight == 0
-    assert all(bool((gradient[weightless] == 0).all()) for gradient in gradients)
-
-
-@pytest.mark.parametrize("name", catalogue().names(Group.LOSS))
-def test_a_loss_takes_every_row_for_itself(name: str) -> None:
-    loss = catalogue().make(Group.LOSS, name)
-    batch = BATCHES[loss.family](torch.Generator().manual_seed(1))
-    order = ORDER[loss.family]
-    given = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    mixed = replace(batch, **{name: value[order] for name, value in given.items() if value is not None})
-    plain, shuffled = (called(loss, each) for each in (batch, mixed))
-    for one, other in zip(plain.terms, shuffled.terms, strict=True):
-        assert torch.equal(one.values[order], other.values)
-
-
-@pytest.mark.parametrize("name", catalogue().names(Group.REWARD))
-def test_a_reward_gives_one_score_for_each_sample_whatever_their_order(name: str) -> None:
-    reward = catalogue().make(Group.REWARD, name)
-    config = config_of(reward)()
-    turn = [{"role": "user", "content": "ab"}]
-    samples = [
-        Sample(turn, text, {"answer": answer}, finished)
-        for text, answer, finished in [
-            ("ba", "ba", True),
-            ("", "ba", True),
-            ("b", "ba", False),
-            ("ä\n", 3, True),
-        ]
-    ] + [Sample(turn, "ba", {})]
-    scores = reward(samples, config)
-    assert len(scores) == len(samples)
-    assert all(score is None or (isinstance(score, float) and math.isfinite(score)) for score in scores)
-    assert reward(samples[::-1], config) == scores[::-1]
-    assert reward([], config) == []
 
 
 @pytest.mark.parametrize("name", catalogue().names(Group.GENERATOR))

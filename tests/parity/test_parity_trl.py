@@ -10,31 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from helpers.training import (
-    Context,
-    completion_rows,
-    context_for,
-    model_artifact,
-    preference_rows,
-    train,
-    weights,
+from helpers.training import completion_rows, model_artifact, preference_rows
+from helpers.trl_runs import (
+    STEPS,
+    assert_same_run,
+    assert_same_tokens,
+    ours,
+    tokenizer,
+    trl_arguments,
+    trl_losses,
 )
 
 from posttrain.artifacts.manifest import Artifact
 from posttrain_plugins.models.policy import load_model
 from posttrain_plugins.templates.encoder import Encoder
-
-STEPS = 20
-RATE = {"train.sft": 3e-3, "train.dpo": 1e-3}
-SHARED: dict[str, Any] = {
-    "max_steps": STEPS,
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 3,
-    "weight_decay": 0.1,
-    "max_grad_norm": 1.0,
-    "optim": "adamw_torch_fused",
-}
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,64 +35,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return model_artifact(tmp_path_factory.mktemp("model"), hidden_size=32)
-
-
-def trl_arguments(
-    config: type[Any], directory: Path, uses: str, rows: int, accumulation: int, **more: Any
-) -> Any:
-    return config(
-        output_dir=str(directory),
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=accumulation,
-        learning_rate=RATE[uses],
-        train_sampling_strategy="sequential",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        bf16=False,
-        gradient_checkpointing=False,
-        activation_checkpointing=False,
-        max_length=None,
-        use_cpu=True,
-        disable_tqdm=True,
-        **SHARED,
-        **more,
-    )
-
-
-def trl_losses(trainer: Any) -> list[float]:
-    trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def ours(directory: Path, uses: str, model: Artifact, rows: Any, format: str, **options: Any) -> Context:
-    context = context_for(
-        directory,
-        uses,
-        model,
-        rows,
-        format,
-        batch_size=4,
-        shuffle=False,
-        micro_batch_tokens=60,
-        **{**SHARED, "learning_rate": RATE[uses], **options},
-    )
-    train(context)
-    return context
-
-
-def assert_same_run(context: Context, directory: Path, losses: list[float], trained: torch.nn.Module) -> None:
-    assert len(losses) == STEPS
-    assert context.losses == pytest.approx(losses, abs=1e-5)
-    found, expected = weights(directory / "out-model"), dict(trained.named_parameters())
-    gap = max(float((found[name] - expected[name].detach()).abs().max()) for name in found)
-    assert gap < 1e-4
-
-
-def tokenizer(model: Artifact) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast.from_pretrained(model.path)
 
 
 @pytest.mark.parametrize(("rows", "accumulation"), [(4, 1), (2, 2)])
@@ -200,11 +131,3 @@ def test_dpo(tmp_path: Path, model: Artifact, rows: int, accumulation: int):
     theirs = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
     assert last["rewards/margin"] == pytest.approx(theirs["rewards/margins"], abs=1e-4)
     assert last["rewards/accuracy"] == pytest.approx(theirs["rewards/accuracies"])
-
-
-def assert_same_tokens(prepared: Any, data: list[dict[str, Any]], encoder: Encoder) -> None:
-    for row, theirs in zip(data, prepared, strict=True):
-        for side in ("chosen", "rejected"):
-            mine = encoder.encode_pair(row["prompt"], row[side])
-            assert mine.tokens == theirs["prompt_ids"] + theirs[f"{side}_ids"]
-            assert sum(mine.supervised) == len(theirs[f"{side}_ids"])

@@ -33,6 +33,9 @@ def said(text: str, **more: Any) -> Row:
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 
+NAMED = {"scored": "prompt_completion"}
+"""What rows of formats that have to be named are taken for."""
+
 SAMPLES: dict[str, list[Row]] = {
     "text": [{"text": "a b"}],
     "messages": [{"messages": [user("a"), said("b")], "tools": [TOOL]}],
@@ -40,6 +43,9 @@ SAMPLES: dict[str, list[Row]] = {
     "prompt_completion": [{"prompt": [user("a")], "completion": [said("b")], "label": "easy"}],
     "preference": [{"prompt": [user("a")], "chosen": [said("b")], "rejected": [said("c")]}],
     "unpaired_preference": [{"prompt": "a", "completion": "b", "label": False}],
+    "three_way": [{"prompt": "a", "chosen": "b", "rejected": "c", "gold": "d"}],
+    "scored": [{"prompt": "a", "completion": "b", "score": 0.5}],
+    "ranked": [{"prompt": "a", "completions": ["b", [said("c")]], "scores": [2, 1.5]}],
     "stepwise": [{"prompt": "a", "completions": ["b", "c"], "labels": [True, 0.25]}],
     "implicit_preference": [{"chosen": [user("a"), said("b")], "rejected": [user("a"), said("c")]}],
     "full_preference": [
@@ -100,7 +106,7 @@ def test_there_is_a_sample_of_every_format() -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_format_is_recognised_and_becomes_a_canonical_one(name: str) -> None:
     rows = SAMPLES[name]
-    assert infer_format(schema_of(rows).columns, "f") == name
+    assert infer_format(schema_of(rows).columns, "f") == NAMED.get(name, name)
     canonical = format_of(name).becomes or name
     assert canonical in CANONICAL
     for row in rows:
@@ -224,6 +230,19 @@ SHARED = [user("a"), said("b"), user("c")]
             "tool call without a `function`",
         ),
         ("openai_chat", {"messages": [said("a", refusal="b")]}, "both a `content` and a `refusal`"),
+        ("scored", {"prompt": "a", "completion": "b", "score": "7"}, "`score` is string, not a number"),
+        ("scored", {"prompt": "a", "completion": "b", "score": True}, "`score` is boolean, not a number"),
+        ("scored", {"prompt": "a", "completion": "b", "score": float("nan")}, "not a finite number"),
+        ("scored", {"prompt": "a", "completion": "", "score": 1}, "`completion` is empty"),
+        ("ranked", {"prompt": "a", "completions": ["b"], "scores": [1]}, "two or more"),
+        (
+            "ranked",
+            {"prompt": "a", "completions": ["b", "c"], "scores": [1]},
+            "1 entries for 2 `completions`",
+        ),
+        ("ranked", {"prompt": "a", "completions": ["b", ""], "scores": [1, 2]}, "entry 2 is empty"),
+        ("ranked", {"prompt": "a", "completions": ["b", "c"], "scores": [1, None]}, "entry 2 is null"),
+        ("ranked", {"prompt": "a", "completions": "b", "scores": [1, 2]}, "is string, not a list"),
         ("stepwise", {"prompt": "a", "completions": ["b"], "labels": []}, "0 entries for 1 `completions`"),
         ("stepwise", {"prompt": "a", "completions": ["b"], "labels": [1.5]}, "a probability is from 0 to 1"),
         (
@@ -363,6 +382,15 @@ def become(row: Row, source: str, target: str, **options: Any) -> list[Row]:
 
 def test_conversions() -> None:
     pair = {"prompt": "a", "chosen": "b", "rejected": "c", "id": 1}
+    ranked = {"prompt": "q", "completions": ["b", "c", "d"], "scores": [1, 3, 0], "id": 1}
+    assert become(ranked, "ranked", "preference") == [
+        {"prompt": "q", "chosen": "c", "rejected": "d", "id": 1}
+    ]
+    assert become({**ranked, "scores": [2, 2, 2]}, "ranked", "preference") == []
+    assert become(ranked, "ranked", "scored")[0] == {"prompt": "q", "completion": "b", "score": 1, "id": 1}
+    assert become(ranked, "ranked", "prompt") == [{"prompt": "q", "id": 1}]
+    scored = {"prompt": "q", "completion": "b", "score": 1}
+    assert become(scored, "scored", "prompt_completion") == [{"prompt": "q", "completion": "b"}]
     assert become(pair, "preference", "unpaired_preference") == [
         {"prompt": "a", "id": 1, "completion": "b", "label": True},
         {"prompt": "a", "id": 1, "completion": "c", "label": False},

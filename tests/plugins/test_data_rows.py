@@ -40,6 +40,7 @@ def test_rows_survive_a_round_trip_and_the_bytes_are_canonical(tmp_path: Path) -
         "longest": 4,
         "flaws": {},
         "tokens": None,
+        "log_probs": None,
     }
     assert len((tmp_path / "prompts.txt").read_text().splitlines()) == 2
 

@@ -8,7 +8,15 @@ from helpers.stages import configured, contents, run_stage
 
 from posttrain.errors import DataError
 from posttrain.registry.components import ConfigProblems
-from posttrain_plugins.data.generators.characters import Addition, AdditionConfig, Reverse, ReverseConfig
+from posttrain_plugins.data.generators.characters import (
+    Addition,
+    AdditionConfig,
+    Reverse,
+    ReverseConfig,
+    ReversePairs,
+    StringsConfig,
+)
+from posttrain_plugins.data.generators.steps import RunningSum, RunningSumConfig
 from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.data.synthetic import Synthetic
 
@@ -24,6 +32,20 @@ def test_reverse_rows_are_right_and_distinct() -> None:
     assert all(row["answer"] == prompt[::-1] for row, prompt in zip(rows, prompts, strict=True))
 
 
+def test_pairs_to_reverse_are_right_and_nearly_right() -> None:
+    config = StringsConfig(min_length=1, max_length=4, alphabet="ab")
+    rows = list(ReversePairs()(config, 30, seed=1))
+    for row in rows:
+        right, nearly = row["chosen"][0]["content"], row["rejected"][0]["content"]
+        assert right == row["answer"] == row["prompt"][0]["content"][::-1]
+        assert nearly != right
+        if len(set(right)) == 1:
+            assert nearly == right + right[0]
+        else:
+            swapped = [at for at in range(len(right)) if right[at] != nearly[at]]
+            assert len(swapped) == 2 and swapped[1] == swapped[0] + 1 and sorted(right) == sorted(nearly)
+
+
 def test_addition_writes_digits_lowest_first() -> None:
     rows = list(Addition()(AdditionConfig(digits=2), 10_000, seed=0))
     sums = {row["prompt"][0]["content"]: row["answer"] for row in rows}
@@ -33,8 +55,39 @@ def test_addition_writes_digits_lowest_first() -> None:
     assert sums["00+00"] == "0"
 
 
+@pytest.mark.parametrize("base", [10, 4])
+def test_a_running_sum_is_right_up_to_its_slip(base: int) -> None:
+    rows = list(RunningSum()(RunningSumConfig(careless=0.5, base=base), 300, seed=0))
+    assert len({row["prompt"][0]["content"] for row in rows}) == 300
+    for row in rows:
+        terms, total = [int(term) for term in row["prompt"][0]["content"].split("+")], 0
+        right = []
+        for at, (step, label) in enumerate(zip(row["completions"], row["labels"], strict=True), 1):
+            left, written = step.split("=")
+            total = sum(terms[: at + 1]) % base
+            assert max(terms[at], int(written)) < base
+            assert label == (int(written) == total)
+            if at > 1:
+                assert left == f"{row['completions'][at - 2].split('=')[1]}+{terms[at]}"
+            right.append(label)
+        assert right == sorted(right, reverse=True)
+        assert row["answer"] == str(total)
+    assert 0.3 < sum(all(row["labels"]) for row in rows) / 300 < 0.7
+
+
+def test_running_sums_run_out() -> None:
+    with pytest.raises(DataError, match="no more different prompts"):
+        list(RunningSum()(RunningSumConfig(min_terms=2, max_terms=2), 101, 0))
+
+
 @pytest.mark.parametrize(
-    ("generator", "config"), [(Reverse(), ReverseConfig()), (Addition(), AdditionConfig())]
+    ("generator", "config"),
+    [
+        (Reverse(), ReverseConfig()),
+        (ReversePairs(), StringsConfig()),
+        (Addition(), AdditionConfig()),
+        (RunningSum(), RunningSumConfig()),
+    ],
 )
 def test_rows_depend_on_the_seed_alone(generator: Any, config: Any) -> None:
     first, again, other = (list(generator(config, 50, seed)) for seed in (0, 0, 1))

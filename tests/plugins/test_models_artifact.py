@@ -79,6 +79,10 @@ def test_the_facts_of_a_model(model: Artifact) -> None:
         "base": None,
         "adapter": None,
         "generation": {"eos_token_id": END_ID, "pad_token_id": PAD_ID},
+        "quantization": None,
+        "merge": None,
+        "sees": False,
+        "scores": None,
     }
     assert facts.template is not None
     assert facts.shape["hidden_size"] == 16 and facts.shape["rope.theta"] == 10000.0

@@ -218,6 +218,18 @@ ROWS: Mapping[str, Callable[[list[Message], Message], Mapping[str, Any]]] = {
     "prompt_completion": lambda before, last: {"prompt": before, "completion": [last]},
     "preference": lambda before, last: {"prompt": before, "chosen": [last], "rejected": [assistant("αλλά")]},
     "unpaired_preference": lambda before, last: {"prompt": before, "completion": [last], "label": True},
+    "scored": lambda before, last: {"prompt": before, "completion": [last], "score": 1.0},
+    "ranked": lambda before, last: {
+        "prompt": before,
+        "completions": [[last], [assistant("αλλά")]],
+        "scores": [1.0, 0.0],
+    },
+    "three_way": lambda before, last: {
+        "prompt": before,
+        "chosen": [last],
+        "rejected": [assistant("αλλά")],
+        "gold": [assistant("ναι")],
+    },
 }
 """Rows of the formats that hold conversations."""
 
@@ -232,7 +244,14 @@ def test_every_canonical_format_is_looked_at() -> None:
     assert {*ROWS, *STRINGS} == set(CANONICAL) <= set(BUILT_IN)
 
 
-@pytest.mark.parametrize("format", ROWS)
+OFTEN = ("messages", "prompt_completion", "preference")
+"""Formats that the quick tests look at; all are looked at by the slow ones."""
+
+
+@pytest.mark.parametrize(
+    "format",
+    [each if each in OFTEN else pytest.param(each, marks=pytest.mark.slow) for each in ROWS],
+)
 @pytest.mark.parametrize("special", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_format_learns_the_same_of_a_conversation(

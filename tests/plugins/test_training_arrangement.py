@@ -65,6 +65,22 @@ def test_it_is_told_and_kept_before_the_first_step(tmp_path: Path, model: Artifa
     assert any(f"at most 300 tokens, {name} rows" in note for note in kept["notes"])
 
 
+def test_the_reference_computes_a_prompt_once_for_both_answers(tmp_path: Path, model: Artifact):
+    """KTO learns one answer and measures another; a pass over the reference scores both."""
+    rows = [
+        {"prompt": row["prompt"] * 8, "completion": row["completion"], "label": number % 2 == 0}
+        for number, row in enumerate(completion_rows(8))
+    ]
+    found = {}
+    for loss in ("kto", "apo_zero_unpaired"):
+        context = context_for(
+            tmp_path / loss, "train.kto", model, rows, "unpaired_preference", loss=loss, max_steps=1
+        )
+        train(context)
+        found[loss] = json.loads((context.work / FILE).read_text())["layout"]
+    assert found["kto"] == "shared_prefix" != found["apo_zero_unpaired"]
+
+
 def test_another_layout_and_budget_train_the_same(tmp_path: Path, model: Artifact):
     """SGD, so that an update is as large as its gradient."""
     results = []

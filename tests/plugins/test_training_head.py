@@ -34,7 +34,7 @@ from posttrain_plugins.training.head.paths import forward_as
 from posttrain_plugins.training.microbatch import MicroBatch, Segments
 
 V = 40
-EVERYTHING = Wanted(entropy=True, entropy_gradient=True, top1=True, squares=True)
+EVERYTHING = Wanted(entropy=True, entropy_gradient=True, top1=True, squares=True, mean_logp=True)
 SMALL = {
     "vocab_size": V,
     "hidden_size": 16,
@@ -93,19 +93,20 @@ def expected(model: Any, micro: MicroBatch) -> TokenScores:
         -(probs * rows).sum(-1),
         rows.argmax(-1) == targets,
         probs.square().sum(-1),
+        mean_logp=rows.mean(-1),
     )
 
 
 def total(found: TokenScores) -> Tensor:
     pull = torch.linspace(-1, 2, len(found.logp))
-    return ((found.logp + found.entropy + found.squares) * pull).sum()
+    return ((found.logp + found.entropy + found.squares + found.mean_logp) * pull).sum()
 
 
 def assert_right(model: Any, head: Head, micro: MicroBatch = PROBE, tolerance: float = 1e-5) -> None:
     """Compare values and all parameters' gradients with the plain model's."""
     plain, found = expected(model, micro), head(model, micro, EVERYTHING)
     close = {"atol": tolerance, "rtol": tolerance}
-    for name in ("logp", "entropy", "squares"):
+    for name in ("logp", "entropy", "squares", "mean_logp"):
         torch.testing.assert_close(getattr(found, name), getattr(plain, name), **close)
     assert found.top1.tolist() == plain.top1.tolist()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

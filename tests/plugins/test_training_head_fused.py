@@ -13,7 +13,7 @@ from torch import Tensor
 from posttrain_plugins.training.head import Plan, Tail, TokenScores, Wanted, linear_scores, logit_scores
 from posttrain_plugins.training.head import statistics as blocks
 
-EVERYTHING = Wanted(entropy=True, entropy_gradient=True, top1=True, squares=True)
+EVERYTHING = Wanted(entropy=True, entropy_gradient=True, top1=True, squares=True, mean_logp=True)
 LOGP = Wanted(entropy=True, top1=True)
 TAILS = [Tail(), Tail(scale=0.5), Tail(cap=2.0), Tail(3.0, 1.5)]
 MEMORIES = pytest.mark.parametrize("memory", [0, 1 << 30], ids=["recomputed", "kept"])
@@ -35,7 +35,8 @@ def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, 
     probs = everything.exp()
     logp = everything.gather(1, targets[:, None])[:, 0]
     entropy = -(probs * everything).sum(-1)
-    return TokenScores(logp, entropy, logits.argmax(-1) == targets, probs.square().sum(-1))
+    squares, mean = probs.square().sum(-1), everything.mean(-1)
+    return TokenScores(logp, entropy, logits.argmax(-1) == targets, squares, mean_logp=mean)
 
 
 def assert_equal(found: TokenScores, expected: TokenScores) -> None:
@@ -43,6 +44,7 @@ def assert_equal(found: TokenScores, expected: TokenScores) -> None:
     torch.testing.assert_close(found.entropy, expected.entropy)
     assert found.top1.tolist() == expected.top1.tolist()
     torch.testing.assert_close(found.squares, expected.squares)
+    torch.testing.assert_close(found.mean_logp, expected.mean_logp)
 
 
 def test_worked_out_by_hand() -> None:
@@ -52,6 +54,7 @@ def test_worked_out_by_hand() -> None:
     assert found.logp.exp().item() == pytest.approx(0.25)
     assert found.entropy.item() == pytest.approx(math.log(4) - 0.75 * math.log(3))
     assert found.squares.item() == pytest.approx(0.625)
+    assert found.mean_logp.item() == pytest.approx((math.log(0.25) + math.log(0.75)) / 2)
     assert found.top1.item() is False
 
 
@@ -81,7 +84,9 @@ def test_gradients_are_those_of_the_values(tail: Tail, wanted: Wanted, memory: i
 
     def scores(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         found = linear_scores(hidden, weight, bias, targets, plan)
-        return (found.logp,) if wanted is LOGP else (found.logp, found.entropy, found.squares)
+        return (
+            (found.logp,) if wanted is LOGP else (found.logp, found.entropy, found.squares, found.mean_logp)
+        )
 
     assert torch.autograd.gradcheck(scores, tuple(factors))
 
@@ -115,7 +120,7 @@ def test_neither_chunks_nor_blocks_change_anything(
 
     def run(plan: Plan) -> tuple[Tensor, ...]:
         found = linear_scores(hidden, weight, bias, targets, plan)
-        total = ((found.logp + found.entropy - found.squares) * pull).sum()
+        total = ((found.logp + found.entropy - found.squares + found.mean_logp) * pull).sum()
         return found.logp, *torch.autograd.grad(total, (hidden, weight, bias))
 
     whole = run(Plan(wanted=EVERYTHING))
@@ -165,7 +170,7 @@ def test_what_is_not_to_have_a_gradient_has_none() -> None:
 def test_a_graph_can_be_gone_through_twice() -> None:
     hidden, weight, bias, targets = parts()
     found = linear_scores(hidden, weight, bias, targets, Plan(wanted=EVERYTHING))
-    total = (found.logp + found.entropy + found.squares).sum()
+    total = (found.logp + found.entropy + found.squares + found.mean_logp).sum()
     first = torch.autograd.grad(total, (hidden, weight), retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(total, (hidden, weight)), first, rtol=0, atol=0)
 
@@ -248,7 +253,7 @@ def test_logits_give_the_same_as_the_factors(tail: Tail) -> None:
 
     def scores(raw: Tensor) -> tuple[Tensor, ...]:
         found = logit_scores(raw, targets, EVERYTHING, tail)
-        return found.logp, found.entropy, found.squares
+        return found.logp, found.entropy, found.squares, found.mean_logp
 
     assert torch.autograd.gradcheck(scores, (logits,))
 
@@ -272,7 +277,11 @@ def test_impossible_tokens_give_no_nan(wanted: Wanted) -> None:
 
 def test_a_loss_of_one_value_alone_is_enough() -> None:
     hidden, weight, bias, targets = parts()
-    read: list[Callable[[TokenScores], Tensor]] = [lambda found: found.entropy, lambda found: found.squares]
+    read: list[Callable[[TokenScores], Tensor]] = [
+        lambda found: found.entropy,
+        lambda found: found.squares,
+        lambda found: found.mean_logp,
+    ]
     for value in read:
         found = value(linear_scores(hidden, weight, bias, targets, Plan(wanted=EVERYTHING)))
         expected = value(plain(hidden, weight, bias, targets, Tail()))

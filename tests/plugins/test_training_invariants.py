@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from helpers.contexts import catalogue
 
+from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, TokenSequence
 from posttrain.errors import StageError
+from posttrain_plugins.data.formats import BUILT_IN, format_of
 from posttrain_plugins.trainers.dpo import Dpo, DpoOptions
 from posttrain_plugins.trainers.sft import Sft, SftOptions
 from posttrain_plugins.training.invariants import ODD, UNLIKELY, Marks, StepZero
+from posttrain_plugins.training.stage import _PROMPTED
 from posttrain_plugins.training.tally import StepResult
 
 UNK, BOS, END, OTHER_END, SIZE = 1, 2, 3, 4, 20
@@ -65,6 +69,25 @@ def test_an_end_that_is_there_and_masked() -> None:
     assert "in 100% of the sequences the token that ends the answer is not learned" in refused
     assert len(said) == 1 and "will not learn to stop" in said[0]
     assert check(masked, GOOD, GOOD) == ("", [])
+
+
+def test_a_model_that_gives_numbers_learns_no_token() -> None:
+    """Ends and what is masked say nothing; all tokens are read, so all are looked at."""
+
+    def judged(*rows: Example) -> tuple[str, list[str]]:
+        said: list[str] = []
+        try:
+            StepZero(MARKS, said.append, prompts=True, judges=True).check_rows(rows)
+        except StageError as error:
+            return str(error.found), said
+        return "", said
+
+    assert judged(row([BOS, 10, 11, 12], "...x"), row([BOS, 10, END, 12], ".x.x")) == ("", [])
+    assert judged(row([UNK, UNK, UNK, 12], "...x"))[0] == "75% of the tokens are unknown to the tokenizer"
+    assert judged(row([BOS, UNK, 11, 12, 13], "....x"))[1] == [
+        "step 0: 20% of the tokens are unknown to the tokenizer"
+    ]
+    assert "the model embeds 20 tokens" in judged(row([BOS, SIZE, END], "..x"))[0]
 
 
 def test_a_second_end_behind_a_learned_one_is_the_template_s() -> None:
@@ -144,3 +167,16 @@ def test_tokens_that_cost_more_than_guessing() -> None:
 def test_the_trainer_s_own_invariants_count() -> None:
     assert scored(1.0, {"reference/gap": 0.0}, Dpo) == ("", [])
     assert "differs from its reference by 0.5" in scored(1.0, {"reference/gap": 0.5}, Dpo)[0]
+
+
+def test_rows_with_a_prompt_are_looked_at_for_prompts_that_are_learned() -> None:
+    policies = [
+        stage for name in catalogue().names(Group.TRAINER) if not (stage := catalogue().stage(name)).valued
+    ]
+    prompted = {
+        format
+        for stage in policies
+        for format in stage.formats & set(BUILT_IN)
+        if "prompt" in format_of(format).columns
+    }
+    assert prompted >= {"preference", "prompt_completion"} and prompted <= _PROMPTED

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.contexts import catalogue
 from helpers.training import completion_rows, context_for, dataset_artifact, model_artifact, train, weights
 from pydantic import ValidationError
 
 from posttrain.artifacts.manifest import Artifact
+from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Level, VolatileMark
 from posttrain.pipeline import Pipeline, Selection
 from posttrain_plugins.trainers.dpo import DpoOptions
 from posttrain_plugins.trainers.sft import SftOptions
+from posttrain_plugins.training.elsewhere import ELSEWHERE as BROUGHT
 from posttrain_plugins.training.options import Lora, TrainingOptions
 
 BASE: dict[str, Any] = {"max_steps": 3, "batch_size": 4, "learning_rate": 1e-2}
@@ -50,6 +53,10 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "lora": (BASE, {"r": 2}),
     "peft": (BASE, {"method": "ia3"}),
     "quantization": (LORA, {}),
+}
+ELSEWHERE = {
+    "callbacks": "each callback has tests of its own",
+    "unfreeze": "test_vision_training.py; it needs a model that sees",
 }
 EVALUATION_CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "eval_steps": (RISING, 2),
@@ -162,7 +169,7 @@ def volatile() -> set[str]:
 
 
 def test_every_option_is_covered_here():
-    covered = [*CHANGES, *EVALUATION_CHANGES, *volatile()]
+    covered = [*CHANGES, *EVALUATION_CHANGES, *volatile(), *ELSEWHERE]
     assert sorted(covered) == sorted(TrainingOptions.model_fields)
     assert set(LORA_CHANGES) == set(Lora.model_fields)
     assert all(field.description for field in {**TrainingOptions.model_fields, **Lora.model_fields}.values())
@@ -245,3 +252,15 @@ def test_the_recipes_smoke_run_is_planned_without_a_warning(tmp_path: Path) -> N
         found = [finding for node in plan.nodes.values() for finding in node.findings]
         assert found and {finding.level for finding in found} == {Level.NOTE}
         assert plan.graph.nodes["sft"].config.batch_size == (8 if tiny else 64)
+
+
+def test_what_people_bring_from_elsewhere_is_no_option_here():
+    trainers = [catalogue().stage(name) for name in catalogue().names(Group.TRAINER)]
+    assert not {name for each in trainers for name in each.config.model_fields} & set(BROUGHT)
+
+
+@pytest.mark.parametrize("name", ["sync_ref_model", "per_device_train_batch_size", "simpo_gamma"])
+def test_what_people_bring_from_elsewhere_is_told_what_takes_its_place(name: str):
+    with pytest.raises(ValidationError, match=f"there is no {name}: ") as error:
+        DpoOptions(**{name: 1})
+    assert BROUGHT[name] in str(error.value)

@@ -335,7 +335,8 @@ def test_a_loss_of_another_family_is_refused():
         validate_config(SftOptions, {"loss": "sigmoid"}, discover())
     (problem,) = caught.value.problems
     assert problem.path == ("loss",) and "does not fit here" in problem.message
-    assert problem.found == "family preference" and problem.expected == "family token: nll"
+    assert problem.found == "family preference"
+    assert (problem.expected or "").startswith("family token: ") and "nll" in (problem.expected or "")
 
 
 def test_adapters_that_fit_no_module_are_refused(tmp_path: Path, model: Artifact):

@@ -30,7 +30,7 @@ SWITCHED_OFF = {
     "vera",
 }
 """Set-ups in which the model without its adapter is the one it started as, bit by bit."""
-SET_UPS = [*ADAPTERS, "full", "continued", "continued with a whole head", "4 bits"]
+SET_UPS = [*ADAPTERS, "full", "continued", "continued with a whole head", "4 bits", "8 bits"]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, bench: Bench, wide: Be
             return continued(bench, tmp_path, "whole head")
         case "4 bits":
             return wide.fresh(ADAPTERS["lora"], quantization=Quantization()).model
+        case "8 bits":
+            return wide.fresh(ADAPTERS["lora"], quantization=Quantization(bits=8)).model
         case name:
             return bench.fresh(ADAPTERS[name]).model
 

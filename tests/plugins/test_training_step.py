@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from helpers.losses import KINDS, REDUCTIONS, Baseline
+from helpers.losses import REDUCTIONS, Baseline
 from helpers.stepping import (
     ALL,
     assert_same,
@@ -18,7 +19,6 @@ from helpers.stepping import (
     stepper,
 )
 
-from posttrain.contracts.component import NoOptions
 from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, Term, TokenBatch
 from posttrain.contracts.reduction import (
     EXAMPLE_MEAN,
@@ -27,6 +27,7 @@ from posttrain.contracts.reduction import (
     TOKEN_MEAN,
     Constant,
     Reduction,
+    RoleTokenMean,
 )
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
 from posttrain.errors import StageError
@@ -89,7 +90,7 @@ def test_padding_changes_nothing(uses: str, loss: str, layout: str):
 
 
 def _with_tail(each: TokenSequence) -> TokenSequence:
-    return TokenSequence([*each.tokens, 8, 8, 8], [*each.supervised, False, False, False], each.role)
+    return replace(each, tokens=[*each.tokens, 8, 8, 8], supervised=[*each.supervised, False, False, False])
 
 
 @EVERY_TRAINING
@@ -101,10 +102,7 @@ def test_unsupervised_positions_have_no_gradient(uses: str, loss: str):
     other = [
         replace(
             row,
-            sequences=tuple(
-                TokenSequence([*each.tokens[:-3], 9, 10, 11], each.supervised, each.role)
-                for each in row.sequences
-            ),
+            sequences=tuple(replace(each, tokens=[*each.tokens[:-3], 9, 10, 11]) for each in row.sequences),
         )
         for row in tailed
     ]
@@ -119,7 +117,7 @@ def test_evaluation_tells_what_the_step_would_come_to_and_changes_nothing(uses: 
     found = made.evaluate(rows)
     assert all(p.grad is None for p in made.model.parameters())
     assert made.state is before
-    if not KINDS.get(loss, Loss()).begin(NoOptions()):
+    if not before:
         assert found.loss == pytest.approx(made.backward(rows).loss, rel=1e-6)
 
 
@@ -221,6 +219,13 @@ def test_a_wrong_loss_is_named(terms: Any, message: str):
     assert "loss `wrong`" in caught.value.where
 
 
+def test_a_reduction_over_a_role_that_is_not_there_is_named():
+    made = stepper("train.sft", "wrong", plugin=Values(RoleTokenMean("chosne")))
+    with pytest.raises(StageError, match="a role that no sequence has") as caught:
+        made.backward(two_rows())
+    assert (caught.value.found, caught.value.expected) == ("chosne", "one of completion")
+
+
 def test_metrics_leave_out_what_is_not_finite():
     class Odd(Values):
         def __call__(self, batch: TokenBatch, config: Any, stats: Any, state: Any) -> LossOutput:
@@ -289,6 +294,13 @@ def test_sums_over_the_step_are_known_before_the_loss_is_called():
     assert seen == [(pytest.approx(rewards, rel=1e-5), 6)] * 3
 
 
+def flat(state: Any, path: str = "") -> dict[str, float]:
+    """The numbers of a state, whose parts may have states of their own, by path."""
+    if not isinstance(state, Mapping):
+        return {path: state}
+    return {name: value for key in state for name, value in flat(state[key], f"{path}/{key}").items()}
+
+
 @EVERY_TRAINING
 @pytest.mark.parametrize("count", [1, 4])
 def test_ranks_share_a_step_even_where_one_has_no_example(uses: str, loss: str, count: int):
@@ -307,7 +319,7 @@ def test_ranks_share_a_step_even_where_one_has_no_example(uses: str, loss: str, 
         assert share == pytest.approx(whole, rel=1e-6)
         assert told == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     for made in steppers:
-        assert made.state == pytest.approx(dict(alone.state), rel=1e-5)
+        assert flat(made.state) == pytest.approx(flat(alone.state), rel=1e-5)
     assert_same([sum(each) / 3 for each in zip(*(grads for *_, grads in found), strict=True)], expected)
 
 

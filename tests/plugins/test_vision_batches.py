@@ -17,7 +17,7 @@ from posttrain_plugins.data.images.gallery import Gallery
 from posttrain_plugins.data.images.image import Image
 from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.models.policy import load_model
-from posttrain_plugins.preparation.truncation import TRUNCATIONS
+from posttrain_plugins.preparation.truncation import shortened
 from posttrain_plugins.templates.encoder import Encoded, Encoder
 from posttrain_plugins.training.batches import PIECE, probe
 from posttrain_plugins.training.head import AnalyticHead, FullHead, Wanted, choose_head
@@ -181,7 +181,7 @@ def test_truncation_never_cuts_an_image(eye: Eye, policy: str) -> None:
     sequence = eye.sequence(["What? ", 0, " in this", 3, "picture?"], "A red square on a blue ground")
     example, kept = Example(0, (sequence,)), 0
     for limit in range(1, len(sequence.tokens)):
-        found = TRUNCATIONS[policy](example, limit, None)
+        found = shortened(example, limit, policy, None)
         if isinstance(found, str):
             continue
         kept += 1

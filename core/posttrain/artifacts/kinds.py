@@ -55,6 +55,21 @@ class TokenFacts(_Facts):
     packed: bool | None = Field(default=None, description="whether a row may hold several examples")
 
 
+class LogProbFacts(_Facts):
+    """What log-probs of a dataset's answers were made of: they are of use where all of it is the same."""
+
+    policy: str | None = Field(default=None, description="digest of the policy that scored")
+    data: str | None = Field(default=None, description="digest of the dataset")
+    roles: tuple[str, ...] | None = Field(default=None, description="what the answers are to their rows")
+    tokens: bool | None = Field(
+        default=None, description="whether the log-prob of each token is kept, and not their sum alone"
+    )
+    seed: int | None = Field(
+        default=None, description="seed by which rows were given the answers of other rows"
+    )
+    options: dict[str, Any] | None = Field(default=None, description="options that change the values")
+
+
 class DatasetFacts(_Facts):
     """Facts about a dataset artifact."""
 
@@ -74,6 +89,35 @@ class DatasetFacts(_Facts):
         default=None, description="rows by what is odd about them, such as `identical_pairs`"
     )
     tokens: TokenFacts | None = Field(default=None, description="of tokenized rows, what made them")
+    log_probs: LogProbFacts | None = Field(default=None, description="of log-probs, what made them")
+
+
+class MergeFacts(_Facts):
+    """What merging an adapter into its base did to the logits of a fixed probe."""
+
+    gap: float | None = Field(
+        default=None,
+        description="largest difference of a logit to the adapter on its base, as it was trained",
+    )
+    effect: float | None = Field(
+        default=None, description="largest difference of a logit that the adapter itself made to its base"
+    )
+
+
+class ScoreFacts(_Facts):
+    """What a model that gives numbers came to on the data it was judged on."""
+
+    mean: float | None = Field(default=None, description="mean of its numbers")
+    deviation: float | None = Field(default=None, description="their standard deviation")
+    count: int | None = Field(default=None, description="how many numbers that rests on")
+    accuracy: float | None = Field(
+        default=None, description="share of pairs whose better answer, or of steps whose label, it tells"
+    )
+    judged: int | None = Field(default=None, description="how many pairs or steps that rests on")
+    held_out: bool | None = Field(default=None, description="whether none of that was trained on")
+    separator: str | None = Field(
+        default=None, description="what ends every step that is a string, where numbers are those of steps"
+    )
 
 
 class PolicyFacts(_Facts):
@@ -129,7 +173,15 @@ class PolicyFacts(_Facts):
     )
     base: str | None = Field(default=None, description="digest of the model an adapter belongs to")
     adapter: dict[str, Any] | None = None
+    quantization: dict[str, Any] | None = Field(
+        default=None, description="how the base was rounded while an adapter was trained on it"
+    )
+    merge: MergeFacts | None = Field(default=None, description="of a merged adapter, what merging changed")
+    sees: bool | None = Field(default=None, description="whether the model takes images")
     generation: dict[str, Any] | None = None
+    scores: ScoreFacts | None = Field(
+        default=None, description="of a model that gives numbers, what these come to"
+    )
 
 
 class ReportFacts(_Facts):

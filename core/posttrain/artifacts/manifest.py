@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from posttrain.artifacts.kinds import Facts, Kind
 
@@ -36,6 +36,14 @@ class FileEntry(BaseModel):
     path: str
     size: int
     sha256: str
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        """Refuse a path that leads out of the artifact: files are copied to where they say they belong."""
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ValueError("a file's path must lead into its artifact")
+        return path
 
 
 class Manifest(BaseModel):

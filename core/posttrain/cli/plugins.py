@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrain.cli.output import Json, console, print_json, say
+from posttrain.cli.packages import new
 from posttrain.contracts.registration import Group
 from posttrain.errors import ExitCode, PluginError
 from posttrain.registry.catalogue import Catalogue, Entry
@@ -20,7 +22,7 @@ from posttrain.registry.status import PluginStatus, Status
 if TYPE_CHECKING:
     from rich.table import Table
 
-app = typer.Typer(help="Show, explain and check plugins.", no_args_is_help=True)
+app = typer.Typer(help="Show, explain, check and begin plugins.", no_args_is_help=True)
 
 Files = Annotated[
     list[Path] | None, typer.Option("--file", help="A local plugin file to look at too.", show_default=False)
@@ -28,18 +30,28 @@ Files = Annotated[
 
 
 @app.command("list")
-def list_plugins(as_json: Json = False, files: Files = None) -> None:
-    """List everything that plugins register, and the plugins that are not used."""
+def list_plugins(
+    group: Annotated[
+        str | None,
+        typer.Argument(help=f"One of {', '.join(Group)}; all of them when left out.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    files: Files = None,
+) -> None:
+    """List everything that plugins register, with its paper, and the plugins that are not used."""
     catalogue = discover(files or ())
+    entries = [entry for entry in catalogue.entries() if group in (None, entry.group)]
+    if group is not None and group not in list(Group):
+        raise _no_group(group)
     if as_json:
         print_json(
             {
                 "plugins": [plugin.as_dict() for plugin in catalogue.plugins],
-                "registrations": [_summary(entry, catalogue) for entry in catalogue.entries()],
+                "registrations": [_summary(entry, catalogue) for entry in entries],
             }
         )
         return
-    _print(_overview(catalogue))
+    _print(_overview(entries, catalogue))
     for line in catalogue.troubles(denied=True):
         say(line)
 
@@ -198,15 +210,31 @@ def _table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[st
     return table
 
 
-def _overview(catalogue: Catalogue) -> Table:
+def _overview(entries: Sequence[Entry], catalogue: Catalogue) -> Table:
     rows: list[tuple[str, ...]] = []
     previous: Group | None = None
-    for entry in catalogue.entries():
+    for entry in entries:
         group = "" if entry.group is previous else entry.group.value
         item = entry.registration
-        rows.append((group, item.name, item.summary, entry.plugin.label, _state(entry, catalogue)))
+        summary = item.summary if item.reference is None else f"{item.summary} ({paper(item.reference)})"
+        rows.append((group, item.name, summary, entry.plugin.label, _state(entry, catalogue)))
         previous = entry.group
     return _table(None, ("group", "name", "summary", "plugin", "status"), rows)
+
+
+def paper(reference: str) -> str:
+    """Return a reference in few characters: `arXiv 2305.18290` for an address there."""
+    return re.sub(
+        r"^https?://(www\.)?(arxiv\.org/(abs|pdf)/)?", lambda match: "arXiv " if match[2] else "", reference
+    )
+
+
+def _no_group(name: str) -> PluginError:
+    from posttrain.wording import did_you_mean
+
+    groups = [group.value for group in Group]
+    expected, fix = f"one of {', '.join(groups)}", did_you_mean(name, groups)
+    return PluginError("there is no such group of plugins", found=name, expected=expected, fix=fix)
 
 
 def _plugin_text(plugin: PluginStatus) -> str:
@@ -244,3 +272,6 @@ def _default(option: dict[str, Any]) -> str:
 
 def _explanation(option: dict[str, Any]) -> str:
     return "; ".join(filter(None, [option["description"], *option["traits"]]))
+
+
+app.command()(new)

@@ -9,6 +9,7 @@ import typer
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Sets, Workspace, print_json, reserved, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from posttrain.execution.session import RunReport, RunStatus
@@ -88,12 +89,32 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a pipeline; what is cached is reused."""
-    from posttrain.pipeline import Pipeline, require_allowed
+    from posttrain.pipeline import Pipeline
 
-    selection = _selection(only, start, tiny)
-    workspace = workspace.absolute()
     with reserved(as_json):
         loaded = Pipeline.find(pipeline, sets or ())
+    selection = _selection(only, start, tiny)
+    perform(loaded, workspace.absolute(), selection, runner=runner, quiet=quiet, as_json=as_json)
+
+
+def perform(
+    loaded: Pipeline,
+    workspace: Path,
+    selection: Selection,
+    *,
+    runner: str | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
+) -> Mapping[str, Mapping[str, str]]:
+    """Plan a pipeline, run what is not cached, and report; return digests by node and port.
+
+    Raises:
+        PosttrainError: It is refused.
+        typer.Exit: It did not complete.
+    """
+    from posttrain.pipeline import require_allowed
+
+    with reserved(as_json):
         loaded.require_runner(runner)
         planned = loaded.plan(workspace, selection)
     if not as_json:
@@ -101,7 +122,7 @@ def run(
     require_allowed(planned)
     if planned.nothing_to_do:
         _nothing_to_do(loaded, planned, workspace, quiet=quiet, as_json=as_json)
-        return
+        return {name: node.record.outputs for name, node in planned.nodes.items() if node.record is not None}
     from posttrain.cli.live import view
 
     with reserved(as_json), view(planned.graph.order, quiet=quiet or as_json) as watching:
@@ -109,6 +130,7 @@ def run(
             workspace, runner=runner, selection=selection, observer=watching.observe, plan=planned
         )
     _conclude(report, workspace, planned.warnings, watching.warnings, as_json=as_json)
+    return {name: result.outputs for name, result in report.results.items()}
 
 
 def resume(

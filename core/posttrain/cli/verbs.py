@@ -111,8 +111,9 @@ def _imported(registration: Registration, words: str, owner: Owner) -> Any:
 
 
 def _command(name: str, function: Callable[..., Any]) -> Any:
+    """Make a command of a function; its attribute `context_settings`, where it has one, says how it parses."""
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(name=name)(function)
+    single.command(name=name, context_settings=getattr(function, "context_settings", None))(function)
     return typer.main.get_command(single)
 
 

@@ -39,17 +39,23 @@ class Need(StrEnum):
     """What a loss must be given beside log-probs; what nobody needs is not computed.
 
     REFERENCE: Σ log π_ref of each sequence. REFERENCE_TOKENS: log π_ref of each token as well. ENTROPY: the policy's
-    entropy at each token, with gradient. SQUARES: Σ_v π(v)² at each token, with gradient. MISMATCHED: log-probs of
-    another row's answer to each prompt, for an estimate of the KL divergence from the reference. RIVALS: several
-    answers to each prompt.
+    entropy at each token, with gradient. SQUARES: Σ_v π(v)² at each token, with gradient. MEAN_LOGP: the mean of log
+    π(v) over the vocabulary at each token, with gradient.
+    MISMATCHED: log-probs of another row's answer to each prompt, for `measure` to estimate the KL divergence from
+    the reference. RIVALS: several answers to each prompt.
     """
 
     REFERENCE = "reference"
     REFERENCE_TOKENS = "reference_tokens"
     ENTROPY = "entropy"
     SQUARES = "squares"
+    MEAN_LOGP = "mean_logp"
     MISMATCHED = "mismatched"
     RIVALS = "rivals"
+
+
+REFERENCES = frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS})
+"""What has to be known of the reference."""
 
 
 class Scope(StrEnum):
@@ -92,6 +98,8 @@ class TokenBatch:
         example: Index of the example each token belongs to, shape [N].
         weight: The example's weight at each token, shape [N].
         squares: Σ_v π(v)² at each token, shape [N], where `Need.SQUARES` is declared.
+        mean_logp: The mean of log π(v) over the vocabulary at each token, shape [N], where `Need.MEAN_LOGP` is
+            declared.
     """
 
     family: ClassVar[Family] = Family.TOKEN
@@ -101,6 +109,7 @@ class TokenBatch:
     example: Tensor
     weight: Tensor
     squares: Tensor | None = None
+    mean_logp: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +199,8 @@ class UnpairedBatch:
         desirable: Whether the completion is good, bool.
         weight: The row's weight.
         mismatched: Σ log π of another row's completion under this row's prompt, where `Need.MISMATCHED` is declared;
-            NaN for a row that no other row's completion could be found for.
+            NaN for a row that no other row's completion could be found for. It is for `measure` alone, which then knows
+            nothing of the completions themselves (NaN), unless the loss's scope is the whole step.
         reference_mismatched: The same under the reference.
     """
 
@@ -290,12 +300,18 @@ class Loss:
         config: Its options.
         needs: What its batch must hold beside log-probs, whatever its options.
         scope: What one call sees.
+        needs_reference: Whether it compares with a reference, whatever its options; follows from `needs`.
     """
 
     family: ClassVar[Family]
     config: ClassVar[type[Config]] = NoOptions
     needs: ClassVar[frozenset[Need]] = frozenset()
     scope: ClassVar[Scope] = Scope.MICRO_BATCH
+    needs_reference: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.needs_reference = bool(cls.needs & REFERENCES)
 
     def __call__(self, batch: Any, config: Any, stats: Stats, state: State) -> LossOutput:
         """Return the unreduced terms."""

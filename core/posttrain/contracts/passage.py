@@ -22,6 +22,11 @@ class Passage:
         tools: JSON schemas of the tools that the conversation may call.
         arguments: What the chat template is given besides (`chat_template_kwargs`), such as `enable_thinking`.
         images: The images that stand for the image parts of the messages, in their order.
+        steps: Where each step of the completion ends, the last one with it: in characters of a string, in messages of
+            a list. Empty where nobody asks for steps. A string in steps goes on where messages of a prompt open an
+            answer, and nothing closes it.
+        measured: Nothing of it is learned: only what a loss measures over the step depends on it. It stands behind
+            the others, and what becomes of its row does not depend on it.
     """
 
     role: str
@@ -30,6 +35,8 @@ class Passage:
     tools: Sequence[Mapping[str, Any]] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     images: Sequence[Any] = ()
+    steps: Sequence[int] = ()
+    measured: bool = False
 
     @property
     def conversational(self) -> bool:

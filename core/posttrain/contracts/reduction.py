@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from posttrain.errors import StageError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -88,7 +90,18 @@ class RoleTokenMean(Reduction):
     role: str
 
     def total(self, values: Tensor, part: Part) -> Tensor:
-        """Sum and divide."""
+        """Sum and divide.
+
+        Raises:
+            StageError: No sequence of the step has the role.
+        """
+        if self.role not in part.step.roles:
+            raise StageError(
+                "a reduction is over the tokens of a role that no sequence has",
+                where=str(self),
+                found=self.role,
+                expected=f"one of {', '.join(part.step.roles)}",
+            )
         return values.sum() / part.step.roles[self.role]
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ class Group(StrEnum):
     TRAINER = "trainer"
     LOSS = "loss"
     BACKEND = "backend"
+    CALLBACK = "callback"
     FORMAT = "format"
     REWARD = "reward"
     GENERATOR = "generator"

@@ -223,6 +223,10 @@ class Outcome:
     summary: str = ""
 
 
+Cell = str | int | float | bool | None
+"""What a table holds."""
+
+
 class StageContext(Protocol):
     """What a stage's target is given in the worker."""
 
@@ -261,6 +265,9 @@ class StageContext(Protocol):
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Stream metrics of one step."""
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Cell]]) -> None:
+        """Show rows, such as sampled completions, at one step; trackers keep them by name and step."""
 
     def note(self, message: str, level: Level = Level.NOTE) -> None:
         """Say something to the person who watches, once."""

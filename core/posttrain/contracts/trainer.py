@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +32,8 @@ class TokenSequence:
         straddling: Tokens that begin before an answer and end inside it, and so are not supervised.
         images: The images in it; the tokens of each are those from its `start` up to its `end`.
         own: What is supervised is not the prediction of a token, but what the model says at the token itself.
+        prompt: How many tokens stand before the answer, where `supervised` does not tell it.
+        measured: Nothing of it is learned; see `Passage`. It may have nothing to predict.
     """
 
     tokens: Sequence[int]
@@ -40,6 +42,8 @@ class TokenSequence:
     straddling: int = 0
     images: tuple[Any, ...] = ()
     own: bool = False
+    prompt: int | None = None
+    measured: bool = False
 
     @cached_property
     def predicted(self) -> int:
@@ -63,6 +67,18 @@ class Example:
     sequences: tuple[TokenSequence, ...]
     weight: float = 1.0
     verdicts: tuple[float, ...] = ()
+
+    @cached_property
+    def learned(self) -> Example:
+        """The example without the sequences that are only measured."""
+        kept = tuple(sequence for sequence in self.sequences if not sequence.measured)
+        return self if len(kept) == len(self.sequences) else replace(self, sequences=kept)
+
+    @cached_property
+    def measured(self) -> Example | None:
+        """The example with the sequences alone that are only measured; None where these predict nothing."""
+        kept = tuple(sequence for sequence in self.sequences if sequence.measured)
+        return replace(self, sequences=kept) if any(each.predicted for each in kept) else None
 
     @cached_property
     def longest(self) -> int:
@@ -110,6 +126,8 @@ class Scores:
         reference_logp: log π_ref of each token, shape [N], where `Need.REFERENCE_TOKENS` is declared.
         value: What a model with a head for numbers says at each of the N places, shape [N], with gradient; None of
             policies. Log-probs are zeros then.
+        mean_logp: The mean of log π(v) over the vocabulary at each token, shape [N], with gradient, where the loss
+            declares `Need.MEAN_LOGP`.
     """
 
     examples: Sequence[Example]
@@ -123,6 +141,7 @@ class Scores:
     squares: Tensor | None = None
     reference_logp: Tensor | None = None
     value: Tensor | None = None
+    mean_logp: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -154,13 +173,25 @@ class Supervise(StrEnum):
 
 
 class Judge(StrEnum):
-    """At which tokens of a passage a model that gives numbers is asked for one.
+    """At which token of a passage a model that gives numbers is asked for one.
 
-    END: the last one. STEPS: the last one of each step of the answer.
+    END: the last one.
     """
 
     END = "end"
-    STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class StepEnds:
+    """A model that gives numbers is asked for one at the last token of each step of the answer.
+
+    Args:
+        separator: What ends every step that is a string; it is added to those that do not end with it.
+        last: Whether the last step alone is asked about.
+    """
+
+    separator: str = "\n"
+    last: bool = False
 
 
 class Trainer(Stage):
@@ -193,9 +224,13 @@ class Trainer(Stage):
         """
         return format.passages(row)
 
-    def supervise(self, config: Any) -> Supervise | Judge:
+    def supervise(self, config: Any) -> Supervise | Judge | StepEnds:
         """Return which tokens of the passages are learned, or where numbers are asked for."""
         return Supervise.ANSWERS
+
+    def supervise_held_out(self, config: Any) -> Supervise | Judge | StepEnds:
+        """Return the same for rows that are evaluated on; as `supervise` by default."""
+        return self.supervise(config)
 
     def verdicts(self, row: Row, format: Format) -> Sequence[float]:
         """Return what a row says of its sequences in numbers, as `batch` wants them; nothing by default.
@@ -203,6 +238,10 @@ class Trainer(Stage):
         Raises:
             DataError: It says something else than numbers.
         """
+        return ()
+
+    def remarks(self, examples: Sequence[Example]) -> Sequence[str]:
+        """Return what is odd about all examples of a dataset together, such as labels that are all the same."""
         return ()
 
     def needs(self, config: Any) -> frozenset[Need]:

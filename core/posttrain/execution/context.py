@@ -16,9 +16,9 @@ from posttrain.artifacts.manifest import Artifact
 from posttrain.artifacts.store import Store
 from posttrain.contracts.component import Choice, Component
 from posttrain.contracts.registration import Group
-from posttrain.contracts.stage import Level, Port, Stage
+from posttrain.contracts.stage import Cell, Level, Port, Stage
 from posttrain.errors import StageError
-from posttrain.execution.protocol import Metrics, Note, Progress, Request
+from posttrain.execution.protocol import Metrics, Note, Progress, Request, Table
 from posttrain.planning.secrets import Redactor, resolve
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import resolve as resolve_component
@@ -35,7 +35,7 @@ class EventLog:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._redactor = redactor
 
-    def write(self, event: Progress | Metrics | Note) -> None:
+    def write(self, event: Progress | Metrics | Table | Note) -> None:
         """Append one event, without the stage's secrets in any of its texts and names."""
         shown = self._redactor.value(event.model_dump(mode="json"))
         os.write(self._descriptor, json.dumps(shown, separators=(",", ":")).encode() + b"\n")
@@ -168,6 +168,11 @@ class WorkerContext:
         """Stream metrics of one step. What is not finite is left out, and a note says so."""
         finite = self.finite(values, f"at step {step}")
         self._events.write(Metrics(time=time.time(), step=step, values=finite))
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Cell]]) -> None:
+        """Show rows at one step."""
+        plain = [dict(row) for row in rows]
+        self._events.write(Table(time=time.time(), name=name, step=step, rows=plain))
 
     def note(self, message: str, level: Level = Level.NOTE) -> None:
         """Say something to the person who watches, once."""

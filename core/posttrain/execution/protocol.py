@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from posttrain.artifacts.kinds import Kind
-from posttrain.contracts.stage import Level, Verdict
+from posttrain.contracts.stage import Cell, Level, Verdict
 
 LIVENESS_FD = "POSTTRAIN_LIVENESS_FD"
 """Environment variable: read end of the pipe whose write end only the parent holds."""
@@ -91,6 +91,16 @@ class Metrics(_Message):
     values: dict[str, float]
 
 
+class Table(_Message):
+    """Rows to show at one step; a resumed attempt may repeat steps, the later attempt counts."""
+
+    type: Literal["table"] = "table"
+    time: float
+    name: str
+    step: int
+    rows: list[dict[str, Cell]]
+
+
 class Note(_Message):
     """Something a stage says once."""
 
@@ -100,4 +110,4 @@ class Note(_Message):
     message: str
 
 
-Event = Annotated[Progress | Metrics | Note, Field(discriminator="type")]
+Event = Annotated[Progress | Metrics | Table | Note, Field(discriminator="type")]

@@ -20,7 +20,7 @@ from posttrain.keypath import ABSENT
 from posttrain.planning.nodes import Node
 from posttrain.planning.secrets import is_reference
 from posttrain.registry.catalogue import Catalogue
-from posttrain.registry.components import choices, marked, semantic
+from posttrain.registry.components import choices, keyed, marked, semantic
 
 _LONGEST = 80
 
@@ -52,33 +52,38 @@ def key_ingredients(
 def plugin_identities(uses: str, config: Any, catalogue: Catalogue) -> dict[str, Any]:
     """Return the identity of a stage and every component its options name; the worker must have the same."""
     stage = catalogue.identity(Group.STAGE, uses)
-    shared = catalogue.shared(uses)
+    shared, place = catalogue.shared(uses), keyed(config)
     return {
         "stage": {**stage, "shared": shared} if shared else stage,
         "components": {
-            ".".join(map(str, path)): catalogue.identity(group, choice.name)
+            _dotted(place(path)): catalogue.identity(group, choice.name)
             for path, choice, group in choices(config, volatile=False)
         },
     }
 
 
 def source_digests(config: Any, base: Path, memo: DigestMemo) -> dict[str, str]:
-    """Return the content digest of every local source an option names, by option path."""
+    """Return the content digest of every local source an option names, by the option's path in the key."""
     found: dict[str, str] = {}
+    place = keyed(config)
     for path, value in marked(config, SourceMark):
-        if value is None:
+        if value is None or place(path) is None:
             continue
         source = base / str(value)
         if not source.exists():
             raise DataError(
                 "this source does not exist",
-                where=".".join(map(str, path)),
+                where=_dotted(path),
                 found=source,
                 expected="a readable file or directory",
                 fix="correct the path; relative paths start at the pipeline file's directory",
             )
-        found[".".join(map(str, path))] = memo.tree(source)
+        found[_dotted(place(path))] = memo.tree(source)
     return found
+
+
+def _dotted(path: Sequence[str | int] | None) -> str:
+    return ".".join(map(str, path or ()))
 
 
 def key_of(ingredients: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from posttrain.contracts.backend import Backend
+from posttrain.contracts.callback import Callback
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Certainty, Finding, Level
 from posttrain.planning.nodes import Node
@@ -28,6 +29,10 @@ def shortfalls(node: Node, catalogue: Catalogue) -> Iterator[Finding]:
             yield _finding(option, f"`{choice.name}` needs {packages}", f"install {packages}")
         if group is Group.BACKEND:
             yield from _of_backend(option, node, catalogue.make(group, choice.name), choice.config)  # type: ignore[attr-defined]
+        if group is Group.CALLBACK:
+            callback: Callback = catalogue.make(group, choice.name)
+            for problem in callback.problems(choice.config, node.config):  # type: ignore[attr-defined]
+                yield _finding(option, problem, None)
 
 
 def _of_backend(option: str, node: Node, backend: Backend, config: object) -> Iterator[Finding]:

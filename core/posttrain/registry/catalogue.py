@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -251,8 +253,10 @@ def _package(entry: Entry) -> str:
 
 
 def _place(target: Any) -> str | None:
-    code = getattr(target, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(target, "__module__", None)
+    if isinstance(target, type) or inspect.isroutine(target):
+        with contextlib.suppress(OSError, TypeError):  # what was made by a call has no source
+            return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"
+    return getattr(target, "__module__", None)
 
 
 def _broken(entry: Entry, problem: str, where: str | None) -> PluginError:

@@ -6,7 +6,7 @@ a list is a tuple, a string is a path or the value of an enum, as they have to b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from posttrain.contracts.stage import SecretMark, SourceMark, VolatileMark
 from posttrain.errors import PluginError
 from posttrain.keypath import at
 from posttrain.registry.catalogue import Catalogue
-from posttrain.registry.fields import BoundChoice, Path, unset, walk
+from posttrain.registry.fields import BoundChoice, Path, Spot, unset, walk
 from posttrain.registry.problems import ConfigProblem, ConfigProblems, translated
 from posttrain.registry.schema import config_schema
 from posttrain.registry.validation import config_of
@@ -30,6 +30,7 @@ __all__ = [
     "ConfigProblems",
     "choices",
     "config_schema",
+    "keyed",
     "marked",
     "resolve",
     "semantic",
@@ -101,15 +102,41 @@ def choices(config: Config, volatile: bool = True) -> Iterator[tuple[Path, Choic
         config: The config.
         volatile: Also those that cannot change results, and what their options name.
     """
-    left_out: list[Path] = []
+    place = _everywhere if volatile else keyed(config)
     for spot in walk(type(config), config):
         uses = spot.mark(Uses)
-        if not volatile and spot.mark(VolatileMark) is not None:
-            left_out.append(spot.path)
-        if uses is None or not isinstance(spot.value, Choice):
-            continue
-        if not any(spot.path[: len(path)] == path for path in left_out):
+        if uses is not None and isinstance(spot.value, Choice) and place(spot.path) is not None:
             yield spot.path, spot.value, uses.group
+
+
+def keyed(config: Config) -> Callable[[Path], Path | None]:
+    """Return what says where an option stands in the key: None for one that cannot change results.
+
+    What a component that only watches is told belongs in no key either, and in a list the others move up.
+    """
+    left_out = {spot.path for spot in walk(type(config), config) if _volatile(spot)}
+
+    def place(path: Path) -> Path | None:
+        if any(path[:depth] in left_out for depth in range(len(path) + 1)):
+            return None
+        return tuple(_moved_up(path[:depth], part) for depth, part in enumerate(path))
+
+    def _moved_up(holder: Path, part: str | int) -> str | int:
+        if not isinstance(part, int):
+            return part
+        return part - sum((*holder, index) in left_out for index in range(part))
+
+    return place
+
+
+def _everywhere(path: Path) -> Path | None:
+    return path
+
+
+def _volatile(spot: Spot) -> bool:
+    """Whether what stands there cannot change results: its field says so, or the component that is named."""
+    watching = isinstance(spot.value, BoundChoice) and spot.value.watches_only
+    return watching or spot.mark(VolatileMark) is not None
 
 
 def marked(config: Config, mark: type[Any]) -> Iterator[tuple[Path, Any]]:
@@ -132,7 +159,7 @@ def semantic(config: Config) -> dict[str, Any]:
     marks = [*((spot.path, spot.marks) for spot in spots), *unset(type(config), config)]
     left_out = frozenset(
         path for path, found in marks if any(isinstance(mark, _NOT_IN_KEYS) for mark in found)
-    )
+    ) | {spot.path for spot in spots if _volatile(spot)}
     unordered = frozenset(spot.path for spot in spots if isinstance(spot.value, set | frozenset))
     return dict(_without(_ordered(config.model_dump(mode="json"), unordered, ()), left_out, ()))
 
@@ -190,7 +217,7 @@ def _bind(choice: Choice, uses: Uses, catalogue: Catalogue) -> BoundChoice:
                 expected=f"{attribute} {wanted}: {_fitting(uses, catalogue)}",
             )
     config = validate_config(config_of(target), choice.options, catalogue)
-    return BoundChoice.bind(catalogue.entry(uses.group, choice.name).registration.name, config)
+    return BoundChoice.bind(catalogue.entry(uses.group, choice.name).registration.name, config, target)
 
 
 def _fitting(uses: Uses, catalogue: Catalogue) -> str:

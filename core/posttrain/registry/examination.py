@@ -23,6 +23,7 @@ GROUP_OF = {
     "posttrain_trainers": Group.TRAINER,
     "posttrain_losses": Group.LOSS,
     "posttrain_backends": Group.BACKEND,
+    "posttrain_callbacks": Group.CALLBACK,
     "posttrain_rewards": Group.REWARD,
     "posttrain_formats": Group.FORMAT,
     "posttrain_generators": Group.GENERATOR,

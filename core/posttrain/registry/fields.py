@@ -23,18 +23,30 @@ class BoundChoice(Choice):
     """A choice whose options were validated: all of them with their defaults, and the config they make."""
 
     _config: Config = PrivateAttr()
+    _plugin: Any = PrivateAttr(default=None)
 
     @classmethod
-    def bind(cls, name: str, config: Config) -> BoundChoice:
-        """Make the complete choice of a component and its validated config."""
+    def bind(cls, name: str, config: Config, plugin: Any = None) -> BoundChoice:
+        """Make the complete choice of a component, which `plugin` is, and its validated config."""
         bound = cls(name=name, **config.model_dump(mode="json"))
         bound._config = config
+        bound._plugin = plugin
         return bound
 
     @property
     def config(self) -> Config:
         """The component's validated config."""
         return self._config
+
+    @property
+    def plugin(self) -> Any:
+        """What is registered under the name: a class, or the component itself."""
+        return self._plugin
+
+    @property
+    def watches_only(self) -> bool:
+        """Whether the component says that it cannot change results, so that it belongs in no key."""
+        return bool(getattr(self._plugin, "watches_only", False))
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ def type_name(annotation: Any, marks: tuple[Any, ...] = ()) -> str:
     if annotation is type(None):
         return "null"
     name = str(getattr(get_origin(annotation) or annotation, "__name__", annotation))
-    inner = ", ".join("..." if each is ... else type_name(each) for each in arguments)
+    inner = ", ".join("..." if each is ... else type_name(each, marks) for each in arguments)
     return f"{name}[{inner}]" if inner else name
 
 

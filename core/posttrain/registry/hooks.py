@@ -46,6 +46,12 @@ def posttrain_backends() -> Sequence[Registration]:
 
 
 @hookspec
+def posttrain_callbacks() -> Sequence[Registration]:
+    """Register callbacks, what joins a training beside its loss: targets are subclasses of `posttrain.Callback`."""
+    return ()
+
+
+@hookspec
 def posttrain_formats() -> Sequence[Registration]:
     """Register formats of dataset rows: targets are subclasses of `posttrain.Format`."""
     return ()

@@ -65,12 +65,17 @@ def translated(
     """Return pydantic's errors about `data` as problems, one for each place."""
     spots = {spot.path: spot for spot in walk(model, data)}
     problems: dict[Path, ConfigProblem] = {}
+    misshapen: set[Path] = set()
     for error in errors:
         path = _data_path(error, data)
         problem = _TRANSLATIONS.get(error["type"], _misfit)(error, path, spots)
         known = problems.get(path)
         problems[path] = problem if known is None else _either(known, problem)
-    return list(problems.values())
+        if error["type"].endswith("_type"):
+            misshapen.add(path)
+    # Where one arm of a union tells what is wrong inside a value, the others cannot take it at all.
+    told = {path[:depth] for path in problems for depth in range(len(path))}
+    return [problem for path, problem in problems.items() if path not in told & misshapen]
 
 
 def _data_path(error: ErrorDetails, data: Any) -> Path:
@@ -123,7 +128,9 @@ def _expectation(error: ErrorDetails, spot: Spot | None) -> str:
     uses = spot.mark(Uses) if spot is not None and spot.annotation is Choice else None
     if uses is not None:
         return f"the name of a {uses.group}, or a mapping with `name` and its options"
-    message = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+    message = error["msg"]
+    for start in ("Input should be ", "Input should ", "List should have "):
+        message = message.removeprefix(start)
     return (
         message.replace("an instance of", "")
         .replace("a valid array", "a list")

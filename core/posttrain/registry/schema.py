@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.validation import config_of
 
 USES = "x-posttrain-uses"
+_CHOICE = re.compile(r"#/\$defs/(.*\.)?Choice")
 Schema = dict[str, Any]
 
 
@@ -88,15 +90,25 @@ def _linked(schema: Any) -> set[str]:
     groups = {group for item in schema.values() for group in _linked(item)}
     if isinstance(schema, dict) and USES in schema:
         group = schema.pop(USES)
+        link = f"#/$defs/uses.{group}"
+        schema.update({key: _named(item, link) for key, item in schema.items() if key != "default"})
         default = schema.get("default")
-        link = {"$ref": f"#/$defs/uses.{group}"}
         if isinstance(default, Mapping):
-            schema.pop("$ref", None)
-            schema["anyOf"] = [link, {"$ref": f"#/$defs/{_nameless(group, default['name'])}"}]
-        else:
-            schema.update(link)
+            arms = [{"$ref": schema.pop("$ref")}] if "$ref" in schema else schema.pop("anyOf")
+            schema["anyOf"] = [*arms, {"$ref": f"#/$defs/{_nameless(group, default['name'])}"}]
         groups.add(group)
     return groups
+
+
+def _named(schema: Any, link: str) -> Any:
+    """Return the schema of a marked field with its choices, alone or in a list, replaced by a link."""
+    if isinstance(schema, str) and _CHOICE.fullmatch(schema):
+        return link
+    if isinstance(schema, list):
+        return [_named(item, link) for item in schema]
+    if isinstance(schema, Mapping):
+        return {key: _named(item, link) for key, item in schema.items()}
+    return schema
 
 
 def _nameless(group: str, name: str) -> str:

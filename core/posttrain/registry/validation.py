@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.contracts.backend import Backend
+from posttrain.contracts.callback import Callback
 from posttrain.contracts.component import Config, NoOptions
 from posttrain.contracts.format import Format
 from posttrain.contracts.loss import Family, Loss, Need, Scope
@@ -27,7 +28,7 @@ TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 HELD: Mapping[Family, frozenset[Need]] = {
-    Family.TOKEN: frozenset({Need.ENTROPY, Need.SQUARES}),
+    Family.TOKEN: frozenset({Need.ENTROPY, Need.SQUARES, Need.MEAN_LOGP}),
     Family.PREFERENCE: frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS, Need.SQUARES}),
     Family.THREE_WAY: frozenset(),
     Family.UNPAIRED: frozenset({Need.REFERENCE, Need.MISMATCHED}),
@@ -90,10 +91,12 @@ def _trainer(target: Any) -> Faults:
         yield f"`formats` must be a frozenset of dataset formats, but is {formats!r:.80}"
     yield from _takes(target.passages, "passages", "self", "row", "format")
     yield from _takes(target.supervise, "supervise", "self", "config")
+    yield from _takes(target.supervise_held_out, "supervise_held_out", "self", "config")
     yield from _takes(target.batch, "batch", "self", "scores", "config")
     yield from _takes(target.needs, "needs", "self", "config")
     yield from _takes(target.rows, "rows", "self", "rows", "format", "needs", "seed")
     yield from _takes(target.verdicts, "verdicts", "self", "row", "format")
+    yield from _takes(target.remarks, "remarks", "self", "examples")
 
 
 def _loss(target: Any) -> Faults:
@@ -125,6 +128,19 @@ def _backend(target: Any) -> Faults:
     yield from _target(target)
     yield from _options(target)
     yield from _takes(target, "the constructor")
+
+
+def _callback(target: Any) -> Faults:
+    if not (isinstance(target, type) and issubclass(target, Callback)):
+        yield f"it must be a subclass of posttrain.Callback, but is {target!r:.120}"
+        return
+    yield from _target(target)
+    yield from _options(target)
+    if not isinstance(target.watches_only, bool):
+        yield f"`watches_only` must be true or false, but is {target.watches_only!r:.80}"
+    yield from _takes(target, "the constructor")
+    yield from _takes(target.problems, "problems", "self", "config", "training")
+    yield from _takes(target.ports, "ports", "self", "config")
 
 
 def _format(target: Any) -> Faults:
@@ -226,6 +242,7 @@ _CHECKS: dict[Group, Callable[[Any], Faults]] = {
     Group.TRAINER: _trainer,
     Group.LOSS: _loss,
     Group.BACKEND: _backend,
+    Group.CALLBACK: _callback,
     Group.FORMAT: _format,
     Group.REWARD: _reward,
     Group.GENERATOR: _generator,

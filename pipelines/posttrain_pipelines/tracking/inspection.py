@@ -16,6 +16,7 @@ from posttrain_pipelines.tracking import watermark
 from posttrain_pipelines.tracking.measures import Point, measures_of
 from posttrain_pipelines.tracking.registry import VERSION
 from posttrain_pipelines.tracking.runs import NODE, NODE_STATUS, RUN, RUN_STATUS
+from posttrain_pipelines.tracking.tables import TAG, tables_of
 from posttrain_pipelines.tracking.view import NodeView, RunView
 
 
@@ -91,6 +92,8 @@ def _node_lacks(database: sqlite3.Connection, row: _Row | None, node: NodeView, 
     missing_tags = any(
         row.tags.get(f"posttrain.output.{port}") != digest for port, digest in node.outputs.items()
     )
+    tables = tables_of(directory, node)
+    missing_tags |= any(f"{TAG}{name}" not in row.tags for name in tables)
     return missing_tags or not measures_of(directory, node).values.keys() <= _points(database, row.id)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import StoreError
 from posttrain_pipelines.tracking.measures import Measures, Point
+from posttrain_pipelines.tracking.tables import SHOWN, TAG, Rows, table_path, table_tags, table_text
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -162,6 +163,16 @@ class TrackedRun:
         return {
             (name, entry.step) for name in names for entry in self.client.get_metric_history(self.id, name)
         }
+
+    def show(self, tables: Mapping[str, Rows]) -> None:
+        """Write the tables that are not there in this state yet; the tags that say so come last."""
+        wanted = table_tags(tables)
+        changed = [name for name in tables if self.tags.get(f"{TAG}{name}") != wanted[f"{TAG}{name}"]]
+        for name in changed:
+            self.client.log_text(self.id, table_text(tables[name]), table_path(name))
+        if changed:
+            shown = json.dumps([{"path": table_path(name), "type": "table"} for name in sorted(tables)])
+            self.tag({SHOWN: shown, **wanted})
 
     def link(self, datasets: Sequence[Any], models_in: Sequence[str], models_out: Sequence[str]) -> None:
         """Add the inputs and outputs that are not there yet.

@@ -37,6 +37,7 @@ from posttrain_pipelines.tracking.runs import (
     experiment_of,
     runs_of,
 )
+from posttrain_pipelines.tracking.tables import tables_of
 from posttrain_pipelines.tracking.view import RUNNING, NodeView, RunView, view_run
 
 if TYPE_CHECKING:
@@ -180,8 +181,11 @@ def _project_node(
         lineage.models(inputs),
         lineage.models(node.outputs.values(), maker=made),
     )
-    measures = measures_of(RunRecord(workspace, record.run).stage(node.node), node)
+    directory = RunRecord(workspace, record.run).stage(node.node)
+    measures = measures_of(directory, node)
     tracked.measure(measures)
+    tables = tables_of(directory, node)
+    tracked.show({name: redactor.value(rows) for name, rows in tables.items()})
     if measures.nonfinite:
         tracked.tag({"posttrain.nonfinite": ", ".join(sorted(measures.nonfinite))})
     status = NODE_STATUS[node.status]

@@ -80,12 +80,19 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], format: str, limit: int | None, 
     Raises:
         DataError: A conversation does not end with an answer.
     """
-    tasks = [_task(row, format, identity) for row, identity in zip(rows, _identities(rows), strict=True)]
-    if limit is None or limit >= len(tasks):
-        return tasks
-    chosen = sorted(tasks, key=lambda task: digest_of([seed, task.identity]))[:limit]
-    kept = {task.identity for task in chosen}
-    return [task for task in tasks if task.identity in kept]
+    chosen = chosen_rows(rows, limit, seed)
+    return [_task(row, format, identity) for identity, row in chosen.items()]
+
+
+def chosen_rows(
+    rows: Sequence[Mapping[str, Any]], limit: int | None, seed: int
+) -> dict[str, Mapping[str, Any]]:
+    """Return rows by a hash of their content, numbered where the same row occurs again; at most `limit` of them."""
+    named = dict(zip(_identities(rows), rows, strict=True))
+    if limit is None or limit >= len(named):
+        return named
+    kept = set(sorted(named, key=lambda identity: digest_of([seed, identity]))[:limit])
+    return {identity: row for identity, row in named.items() if identity in kept}
 
 
 def _identities(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from posttrain.artifacts.kinds import POLICY, Kind, ReportFacts
+from posttrain.artifacts.kinds import POLICY, Kind
 from posttrain.contracts.stage import (
     Finding,
     Input,
@@ -20,7 +20,7 @@ from posttrain.contracts.stage import (
     VolatileMark,
 )
 from posttrain_plugins.data.tasks import FORMATS
-from posttrain_plugins.evaluation.report import Metric
+from posttrain_plugins.evaluation.report import Metric, reported
 from posttrain_plugins.handoffs.lineage import certainty
 
 DEFAULT_ANSWER = "answer"
@@ -30,7 +30,7 @@ DEFAULT_ANSWER = "answer"
 class EvaluateConfig(StageConfig):
     """Options of `evaluate`."""
 
-    metrics: tuple[Metric, ...] = Field(
+    metrics: tuple[Literal[Metric.EXACT_MATCH, Metric.PERPLEXITY], ...] = Field(
         default=(Metric.EXACT_MATCH,),
         min_length=1,
         description="what to measure: `exact_match` is the share of rows whose greedy answer ends by itself "
@@ -80,12 +80,7 @@ class Evaluate(Stage):
 
     def predict(self, config: EvaluateConfig, inputs: Inputs) -> Mapping[str, Prediction]:
         """Predict whom the report will be about, where that is known."""
-        models = inputs.get("models", ())
-        subjects = tuple(
-            dict.fromkeys(model.artifact.digest for model in models if model.artifact is not None)
-        )
-        known = subjects if all(model.verified for model in models) else None
-        return {"report": Prediction(Kind.REPORT, ReportFacts(report="evaluation", subjects=known))}
+        return {"report": Prediction(Kind.REPORT, reported(inputs.get("models", ())))}
 
     def check(self, config: EvaluateConfig, inputs: Inputs) -> Iterable[Finding]:
         """Report metrics that the data cannot give and answers that do not fit the models' context."""

@@ -42,12 +42,17 @@ WORDS = {Verdict.COMPLETED: "pass", Verdict.REJECTED: "rejected", Verdict.INCONC
 """What a verdict is called in the facts and for people."""
 
 
+JUDGED = POLICY | {Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL}
+"""The kinds that reports are about."""
+
+
 class GateConfig(StageConfig):
     """Options of `gate`."""
 
     metric: Metric = Field(
         default=Metric.EXACT_MATCH,
-        description="what is compared; the improvement in `exact_match` is the difference of the shares; in "
+        description="what is compared; the improvement in `exact_match`, in the `pair_accuracy` of reward models and "
+        "in the `step_accuracy` of process reward models is the difference of the shares; in "
         "`perplexity`, where lower is better, the difference in nats per token (0.05 is about 5 % "
         "less perplexity)",
     )
@@ -81,8 +86,8 @@ class Gate(Stage):
     config = GateConfig
     inputs = (
         Port("report", frozenset({Kind.REPORT})),
-        Port("candidate", POLICY, many=True),
-        Port("baseline", POLICY, optional=True),
+        Port("candidate", JUDGED, many=True),
+        Port("baseline", JUDGED, optional=True),
     )
     target = "posttrain_plugins.evaluation.gate:run"
     tiny: ClassVar[Mapping[str, Any]] = {"check_answers": False}

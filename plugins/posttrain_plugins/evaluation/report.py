@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from posttrain.artifacts.kinds import ReportFacts
 from posttrain.artifacts.manifest import canonical
+from posttrain.contracts.stage import Input
 from posttrain.errors import StageError
-from posttrain_plugins.evaluation.scores import Estimate, perplexity, proportion
+from posttrain_plugins.evaluation.scores import Estimate, perplexity, proportion, ratio
 
 REPORT = "report.json"
 ITEMS = "items.jsonl"
@@ -24,6 +27,8 @@ class Metric(StrEnum):
 
     EXACT_MATCH = "exact_match"
     PERPLEXITY = "perplexity"
+    PAIR_ACCURACY = "pair_accuracy"
+    STEP_ACCURACY = "step_accuracy"
 
 
 class Item(BaseModel):
@@ -35,11 +40,15 @@ class Item(BaseModel):
         prompt: Hash of its prompt.
         prediction: The generated text, None where nothing was generated.
         target: The reference text, None where no metric needs it.
-        correct: Whether the model ended its turn and the texts agree.
+        correct: Whether the model ended its turn and the texts agree; of a pair, whether the better answer gets more.
         finished: Whether the model ended its turn within the length limit.
         generated: Number of generated tokens.
         nll: Σ −log p(token) over the completion, in nats.
         tokens: Number of scored tokens of the completion.
+        margin: By how much the better answer of a pair gets more.
+        steps: Number of steps of an answer that have a label.
+        right: How many of them are judged as their label says.
+        good: How many of them have a label that says they are right.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,6 +63,10 @@ class Item(BaseModel):
     generated: int | None = None
     nll: float | None = None
     tokens: int | None = None
+    margin: float | None = None
+    steps: int | None = None
+    right: int | None = None
+    good: int | None = None
 
     @property
     def empty(self) -> bool:
@@ -74,6 +87,14 @@ class Counts(BaseModel):
     rows: int
     empty: int = 0
     truncated: int = 0
+
+
+def reported(models: Sequence[Input]) -> ReportFacts:
+    """Return what is known of a report about some models before it is made."""
+    subjects = tuple(dict.fromkeys(model.artifact.digest for model in models if model.artifact is not None))
+    return ReportFacts(
+        report="evaluation", subjects=subjects if all(each.verified for each in models) else None
+    )
 
 
 def counts_of(items: Sequence[Item]) -> Counts:
@@ -100,10 +121,10 @@ def estimate(metric: Metric, items: Sequence[Item], confidence: float = 0.95) ->
     return _ESTIMATE[metric](items, confidence)
 
 
-def _exact_match(items: Sequence[Item], confidence: float) -> Estimate:
+def _share(metric: Metric, items: Sequence[Item], confidence: float) -> Estimate:
     answers = [item.correct for item in items if item.correct is not None]
     if not answers:
-        raise _unmeasured(Metric.EXACT_MATCH)
+        raise _unmeasured(metric)
     return proportion(sum(answers), len(answers), confidence)
 
 
@@ -115,7 +136,20 @@ def _perplexity(items: Sequence[Item], confidence: float) -> Estimate:
     return perplexity(nlls, tokens, confidence)
 
 
-_ESTIMATE = {Metric.EXACT_MATCH: _exact_match, Metric.PERPLEXITY: _perplexity}
+def _steps(items: Sequence[Item], confidence: float) -> Estimate:
+    judged = [(item.right, item.steps) for item in items if item.right is not None and item.steps]
+    if not judged:
+        raise _unmeasured(Metric.STEP_ACCURACY)
+    right, steps = zip(*judged, strict=True)
+    return ratio(right, steps, confidence)
+
+
+_ESTIMATE: Mapping[Metric, Callable[[Sequence[Item], float], Estimate]] = {
+    Metric.EXACT_MATCH: partial(_share, Metric.EXACT_MATCH),
+    Metric.PERPLEXITY: _perplexity,
+    Metric.PAIR_ACCURACY: partial(_share, Metric.PAIR_ACCURACY),
+    Metric.STEP_ACCURACY: _steps,
+}
 
 
 def _unmeasured(metric: Metric) -> StageError:

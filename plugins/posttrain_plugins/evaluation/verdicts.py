@@ -10,7 +10,7 @@ from posttrain.errors import StageError
 from posttrain_plugins.evaluation.report import Item, Metric, counts_of, estimate
 from posttrain_plugins.evaluation.scores import Comparison, Estimate, compare_binary, compare_ratios
 
-SIGN = {Metric.EXACT_MATCH: 1, Metric.PERPLEXITY: -1}
+SIGN = {Metric.EXACT_MATCH: 1, Metric.PERPLEXITY: -1, Metric.PAIR_ACCURACY: 1, Metric.STEP_ACCURACY: 1}
 """1 where higher values of a metric are better, -1 where lower ones are."""
 
 _ORDER = (Verdict.COMPLETED, Verdict.INCONCLUSIVE, Verdict.REJECTED)
@@ -176,4 +176,20 @@ def _compare_likelihoods(pairs: Sequence[tuple[Item, Item]], confidence: float) 
     return compare_ratios(own, theirs, tokens, confidence)
 
 
-_COMPARE = {Metric.EXACT_MATCH: _compare_answers, Metric.PERPLEXITY: _compare_likelihoods}
+def _compare_steps(pairs: Sequence[tuple[Item, Item]], confidence: float) -> Comparison:
+    if any(a.steps != b.steps for a, b in pairs):
+        raise StageError(
+            "step accuracies cannot be compared: the models were asked about different steps",
+            fix="evaluate both in one `evaluate.steps` stage",
+        )
+    wrong = [[(item.steps or 0) - (item.right or 0) for item in pair] for pair in pairs]
+    own, theirs = zip(*wrong, strict=True)
+    return compare_ratios(own, theirs, [a.steps or 0 for a, _ in pairs], confidence)
+
+
+_COMPARE = {
+    Metric.EXACT_MATCH: _compare_answers,
+    Metric.PERPLEXITY: _compare_likelihoods,
+    Metric.PAIR_ACCURACY: _compare_answers,
+    Metric.STEP_ACCURACY: _compare_steps,
+}

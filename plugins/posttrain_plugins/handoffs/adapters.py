@@ -9,6 +9,8 @@ from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
 from posttrain_plugins.handoffs.lineage import kin, named, policies, same, short, trains
 
+LOST = 0.1
+"""From this share of an adapter's effect on, a change of logits by merging it is said."""
 REFERENCE = "reference"
 """What the port of a separate reference policy is called."""
 
@@ -101,6 +103,33 @@ class ReferenceOther(Rule):
                 if policy.origin != reference.origin and not same(policy, reference):
                     message = f"training starts from {named(policy)}, but the reference is {named(reference)}"
                     yield self.finding(message, policy, reference, port=REFERENCE)
+
+
+class MergeChanged(Rule):
+    """A model was merged from an adapter and computes something else than the policy that was trained.
+
+    An adapter that was trained on a base in 4 bits and is merged into the whole one, or a merge that was saved in 16
+    bits: all weights are in their places, and part of what was learned is drowned. `model.merge` compares logits on a
+    probe; this rule compares their largest difference with the largest change that the adapter had made.
+    """
+
+    code = "H043"
+    title = "merging changed what a model computes"
+    level = Level.WARNING
+    fix = "merge with `dtype: float32`; an adapter that was trained on a base in few bits, with `into: dequantized`"
+
+    def check(self, site: Site) -> Iterable[Finding]:
+        """Report merged models that are far from what was trained, measured by how far that was from its base."""
+        for port, model in policies(site):
+            merge = model.facts.merge
+            if merge is None or merge.gap is None or merge.effect is None:
+                continue
+            if merge.gap > LOST * merge.effect:
+                message = (
+                    f"logits of {named(model)} differ from the policy that was trained by up to {merge.gap:g}, and its "
+                    f"adapter had changed them by up to {merge.effect:g}"
+                )
+                yield self.finding(message, model, port=port)
 
 
 def _at(site: Site, kind: Kind) -> list[tuple[str, Input]]:

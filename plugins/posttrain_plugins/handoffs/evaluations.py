@@ -9,7 +9,15 @@ from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
 from posttrain_plugins.data.rows import asked_prompts, trained_prompts
-from posttrain_plugins.handoffs.lineage import datasets, named, policies, same, short, trained_on, trains
+from posttrain_plugins.handoffs.lineage import (
+    datasets,
+    models,
+    named,
+    same,
+    short,
+    trained_on,
+    trains,
+)
 
 TEXT = "text"
 _EXAMPLES = 3
@@ -62,8 +70,8 @@ class Leakage(_Overlap):
     )
 
     def check(self, site: Site) -> Iterable[Finding]:
-        """Judge nodes that take policies and data that they do not train on, and give a report."""
-        if trains(site) or not policies(site) or not _reports(site):
+        """Judge nodes that take models and data that they do not train on, and give a report."""
+        if trains(site) or not models(site) or not _reports(site):
             return
         for port, data in datasets(site):
             for source, nodes in _training_data(site):
@@ -158,7 +166,7 @@ class JudgedOther(Rule):
         for port, report in _reports_at(site):
             maker = site.upstream.get(report.origin)
             covered = [] if maker is None else _covered(maker)
-            for model in policies(site) if covered else ():
+            for model in models(site) if covered else ():
                 own = model[1]
                 if own.origin not in {each.origin for each in covered} and not any(
                     same(own, each) for each in covered
@@ -184,7 +192,7 @@ class SameCompared(Rule):
         """Compare all policies of a node that does not train, by origin and by digest."""
         if trains(site):
             return
-        found = policies(site)
+        found = models(site)
         for index, (port, one) in enumerate(found):
             for _, other in found[:index]:
                 if one.origin == other.origin:
@@ -242,7 +250,7 @@ def _judged(site: Site) -> list[Input]:
 
 def _covered(maker: Site) -> list[Input]:
     """Return the models that a report is about: of a verdict its candidates, of an evaluation all of them."""
-    return list(maker.inputs.get("candidate") or [each for _, each in policies(maker)])
+    return list(maker.inputs.get("candidate") or [each for _, each in models(maker)])
 
 
 def _figure_of(name: str, model: Input, report: Input) -> bool:

@@ -12,12 +12,30 @@ from posttrain.contracts.rule import Site
 from posttrain.contracts.stage import Certainty, Input
 from posttrain.contracts.trainer import Trainer
 
+_PAIRED = frozenset({Family.PREFERENCE, Family.THREE_WAY})
+_REWARDS = frozenset({Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL})
+
 
 def policies(site: Site) -> list[tuple[str, Input]]:
     """Return the models and adapters that reach a site, with their ports."""
     return [
         (port, source) for port, sources in site.inputs.items() for source in sources if source.kind in POLICY
     ]
+
+
+def reward_models(site: Site) -> list[tuple[str, Input]]:
+    """Return the models that give numbers and reach a site, with their ports."""
+    return [
+        (port, source)
+        for port, sources in site.inputs.items()
+        for source in sources
+        if source.kind in _REWARDS
+    ]
+
+
+def models(site: Site) -> list[tuple[str, Input]]:
+    """Return the policies that reach a site and the models that give numbers, with their ports."""
+    return [*policies(site), *reward_models(site)]
 
 
 def datasets(site: Site) -> list[tuple[str, Input]]:
@@ -80,7 +98,7 @@ def together(site: Site) -> Iterator[tuple[str, Input, Input]]:
 
 def prefers(site: Site) -> bool:
     """Whether a site trains on preference pairs, where it counts whose answers they are."""
-    return isinstance(site.stage, Trainer) and site.stage.family == Family.PREFERENCE
+    return isinstance(site.stage, Trainer) and site.stage.family in _PAIRED
 
 
 def trains(site: Site) -> bool:

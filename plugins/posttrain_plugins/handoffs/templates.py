@@ -10,6 +10,7 @@ from posttrain_plugins.handoffs.lineage import (
     datasets,
     generator_of,
     kin,
+    models,
     named,
     policies,
     prefers,
@@ -36,8 +37,8 @@ class TemplateMissing(Rule):
     fix = "give the model a template where it is made or loaded, such as `template: chatml`"
 
     def check(self, site: Site) -> Iterable[Finding]:
-        """Compare each policy with each dataset."""
-        for port, policy in policies(site):
+        """Compare each policy, and each model that gives numbers, with each dataset."""
+        for port, policy in models(site):
             for _, data in datasets(site):
                 yield from self._judge(port, policy, data)
 

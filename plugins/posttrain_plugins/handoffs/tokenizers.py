@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
 from posttrain_plugins.handoffs.lineage import (
     datasets,
     generator_of,
     kin,
+    models,
     named,
     policies,
     prefers,
+    reward_models,
     together,
     trains,
 )
-
-_REWARDS = frozenset({Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL})
 
 
 class EmbeddingsShort(Rule):
@@ -35,7 +34,7 @@ class EmbeddingsShort(Rule):
 
     def check(self, site: Site) -> Iterable[Finding]:
         """Compare both sizes of every policy and reward model."""
-        for port, policy in (*policies(site), *_reward_models(site)):
+        for port, policy in models(site):
             vocabulary, embeddings = policy.facts.vocabulary, policy.facts.embeddings
             if vocabulary is None or embeddings is None or vocabulary <= embeddings:
                 continue
@@ -187,7 +186,7 @@ class RewardTokenizer(Rule):
 
     def check(self, site: Site) -> Iterable[Finding]:
         """Compare every reward model with every policy of a node; for a trainer a difference is an error."""
-        for port, reward in _reward_models(site):
+        for port, reward in reward_models(site):
             for _, policy in policies(site):
                 if differ(policy, reward):
                     message = (
@@ -201,7 +200,3 @@ def differ(first: Input, second: Input) -> bool:
     """Whether two models are known to have different tokenizers."""
     one, other = first.facts.tokenizer, second.facts.tokenizer
     return one is not None and other is not None and one != other
-
-
-def _reward_models(site: Site) -> list[tuple[str, Input]]:
-    return [(port, each) for port, given in site.inputs.items() for each in given if each.kind in _REWARDS]

@@ -119,6 +119,9 @@ class ShapeChanged(Rule):
             own, before = policy.facts.shape or {}, source.facts.shape or {}
             both = sorted(own.keys() & before.keys())
             changed = [name for name in both if not _equal(own[name], before[name])]
+            if (policy.kind, source.kind) == (Kind.MODEL, Kind.ADAPTER) and "tie_word_embeddings" in changed:
+                # Of two layers that share weights an adapter may train one alone; merged, they are two.
+                changed.remove("tie_word_embeddings")
             if changed:
                 what = ", ".join(f"`{name}` {own[name]} instead of {before[name]}" for name in changed[:3])
                 message = f"{named(policy)} has {what} of {named(source)}, which it comes from"

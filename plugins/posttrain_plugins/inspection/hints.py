@@ -14,6 +14,7 @@ _FIXES: Mapping[str, str] = {
     "no-end-of-turn": "use a template that ends the assistant's turn: `template: chatml` of `model.load`",
     "partial-prompt": "use a template whose generation prompt is what stands before its answers, or generate from that",
     "control-token": "remove the token from the text if it is not meant; it is encoded as plain characters",
+    "steps-apart": "choose a `step_separator` that the tokenizer keeps apart from what follows, such as a line break",
     "markers-differ": "nothing has to be done: what is learned follows the answer, not the template's markers",
 }
 

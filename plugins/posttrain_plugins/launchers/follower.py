@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.component import Choice, Component
-from posttrain.contracts.stage import Level, StageContext
+from posttrain.contracts.stage import Cell, Level, StageContext
 
 
 class FollowerContext(StageContext):
@@ -56,6 +56,9 @@ class FollowerContext(StageContext):
         """Rank 0 does it."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Rank 0 does it."""
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Cell]]) -> None:
         """Rank 0 does it."""
 
     def note(self, message: str, level: Level = Level.NOTE) -> None:

@@ -35,6 +35,8 @@ _TOLERATED = (
     "fan_in_fan_out is set to",
     # `StartingPolicy` finds out whether it does.
     "Careful, disabling adapter layers with bias",
+    # What sees is excluded whether or not something there would get an adapter.
+    "You have passed exclude_modules=",
     # An error here: `verified`.
     "Adapter .* LoRA tensor\\(s\\) have invalid shape",
     "Found missing adapter keys",
@@ -51,10 +53,18 @@ def open_adapter(model: Any, directory: Path, trainable: bool) -> PeftModel:
     from safetensors import safe_open
 
     model.requires_grad_(False)
-    with tolerated():
-        opened = PeftModel.from_pretrained(
-            model, directory, is_trainable=trainable, torch_device="cpu"
-        ).eval()
+    try:
+        with tolerated():
+            opened = PeftModel.from_pretrained(
+                model, directory, is_trainable=trainable, torch_device="cpu"
+            ).eval()
+    except KeyError as error:
+        # So it ends where a module that is saved whole, such as a head, is not in the file.
+        raise StoreError(
+            "the adapter's tensors are not those that its config asks for",
+            where=str(directory),
+            found=f"no {error}",
+        ) from error
     with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as file:
         wrong = sorted(set(file.keys()) ^ _state(opened).keys())
     if wrong:
@@ -103,12 +113,16 @@ def adapter_state(model: PeftModel, state: Mapping[str, Tensor] | None = None) -
 
     Args:
         model: The peft model.
-        state: The whole model's tensors, where the ranks hold parts of them; else the model's own.
+        state: The trained tensors by their names in the model, where the ranks hold parts of them; else the model's.
 
     Raises:
         StageError: A tensor is missing, empty or flat.
     """
     own = _state(model)
+    if state is not None:
+        # An adapter may hold what is not trained, such as all biases where some parts of the model are frozen.
+        frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+        state = {**frozen, **state}
     tensors = verified(own if state is None else _state(model, state), own)
     _require_all_trained(model, tensors, dict(model.named_parameters()) if state is None else state)
     return tensors
@@ -151,7 +165,7 @@ def merged(model: PeftModel) -> Any:
     source, head = plain.get_input_embeddings(), plain.get_output_embeddings()
     if head is not None:
         tied = shared and torch.equal(source.weight, head.weight)
-        for config in {id(each): each for each in (plain.config, plain.config.get_text_config())}.values():
+        for config in _saying_tied(plain.config):
             config.tie_word_embeddings = tied
         if tied:
             head.weight = source.weight
@@ -221,7 +235,13 @@ def _untie(model: PeftModel) -> None:
 
 
 def _says_tied(config: Any) -> bool:
-    return bool(getattr(config, "tie_word_embeddings", False) or config.get_text_config().tie_word_embeddings)
+    return any(each.tie_word_embeddings for each in _saying_tied(config))
+
+
+def _saying_tied(config: Any) -> list[Any]:
+    """Return the configs that say whether layers share a weight: that of the model, of its text model, or both."""
+    configs = {id(each): each for each in (config, config.get_text_config())}
+    return [each for each in configs.values() if hasattr(each, "tie_word_embeddings")]
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,16 +16,20 @@ from typing import Any
 from posttrain.artifacts.kinds import PolicyFacts
 from posttrain.errors import DataError
 from posttrain_plugins.models.dialogue import declared_eos, opens, overruled
+from posttrain_plugins.models.valued_record import VALUES, scores_of
 from posttrain_plugins.models.weights import missing, shape_of
 from posttrain_plugins.templates.calling import shows_calls
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.templates.tokenizer import read_json
+from posttrain_plugins.templates.vision.files import PROCESSOR_FILES
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 GENERATION = "generation_config.json"
+QUANTIZATION = "quantization.json"
+"""Beside an adapter: how its base was held while it was trained."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -36,6 +40,18 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
+MODEL_FILES = (
+    CONFIG,
+    "*.safetensors",
+    "*.safetensors.index.json",
+    ADAPTER_CONFIG,
+    QUANTIZATION,
+    GENERATION,
+    VALUES,
+    *TOKENIZER_FILES,
+    *PROCESSOR_FILES,
+)
+"""Patterns of what makes a directory one model: files of two would make neither."""
 
 _DTYPES = {
     "F64": "float64",
@@ -110,6 +126,9 @@ def facts_of(directory: Path, templated: Encoder | None = None) -> PolicyFacts:
         base=adapter.get("base_model_name_or_path"),
         adapter={key: adapter[key] for key in _ADAPTER if key in adapter} or None,
         generation=without_incidentals(encoder.generation) or None,
+        quantization=read_json(directory / QUANTIZATION) or None if adapter else None,
+        sees="vision_config" in config,
+        scores=scores_of(directory),
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +19,7 @@ from posttrain_plugins.models.artifact import (
     facts_of,
     write_config,
 )
+from posttrain_plugins.models.quantized import bits_of, is_quantized, keep_exact, record
 from posttrain_plugins.models.wrappers import never_wrapped
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.templates.tokenizer import read_json
@@ -71,7 +71,7 @@ def open_policy(
         trainable: Let gradients reach the weights; of an adapter, only the adapter's.
         attention: The attention implementation; None leaves the choice to transformers.
         device: Where to put it; `usable_device()` for a stage that computes with it.
-        quantization: Hold the weights that adapters may sit on in 4 bits; such a model is frozen.
+        quantization: Hold the weights that adapters may sit on in few bits; such a model is frozen.
 
     Raises:
         StoreError: The adapter does not say what its base is, or the base is not in the store.
@@ -80,14 +80,14 @@ def open_policy(
     encoder = Encoder.open(artifact.path)
     if artifact.kind is not Kind.ADAPTER:
         model = load_model(artifact.path, dtype, attention, quantization).to(device)
-        _require_embeddings(model, encoder, artifact)
-        model.requires_grad_(trainable and quantization is None)
+        require_embeddings(model, encoder, artifact)
+        model.requires_grad_(trainable and not is_quantized(model))
         return Policy(model, encoder, artifact)
     if artifact.facts.base is None:
         raise StoreError("the adapter does not say which model it belongs to", where=artifact.ref)
     base = context.artifact(artifact.facts.base)
     loaded = load_model(base.path, dtype, attention, quantization)
-    _require_embeddings(loaded, encoder, artifact)
+    require_embeddings(loaded, encoder, artifact)
     model = open_adapter(loaded, artifact.path, trainable).to(device)
     return Policy(model, encoder, artifact, base)
 
@@ -107,19 +107,54 @@ def load_model(
     Raises:
         StageError: Weights that the architecture needs are missing, or have another shape.
     """
+    return load_as(_architecture(directory), directory, dtype, attention, quantization)
+
+
+def load_as(
+    architecture: Any,
+    directory: Path,
+    dtype: str,
+    attention: str | None = None,
+    quantization: Quantization | None = None,
+    *,
+    made_up: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    **options: Any,
+) -> Any:
+    """Open the weights of a model directory as a model of some architecture, on the CPU, in evaluation mode.
+
+    Args:
+        architecture: One of transformers' `Auto…` classes.
+        directory: The model directory.
+        dtype: Precision to compute in.
+        attention: The attention implementation; None leaves the choice to transformers.
+        quantization: Hold weights in few bits.
+        made_up: Modules whose weights may be missing; transformers makes them up.
+        whole: Modules that are never held in few bits; those that transformers spares, where left out.
+        options: Options of the config to set.
+
+    Raises:
+        StageError: Weights that the architecture needs are missing, or have another shape.
+        ValueError: The architecture does not know the model's config.
+    """
     import torch
 
     without_progress_bars()
-    model, report = _architecture(directory).from_pretrained(
+    if quantization is not None:
+        # Told `None`, transformers would forget that a stored model is quantized.
+        options["quantization_config"] = bits_of(quantization, dtype, whole)
+    model, report = architecture.from_pretrained(
         directory,
         dtype=getattr(torch, dtype),
         attn_implementation=attention,
         local_files_only=True,
         use_safetensors=True,
         output_loading_info=True,
-        quantization_config=quantization and _in_4_bits(quantization, dtype),
+        **options,
     )
-    problems = [f"{name}: {sorted(map(str, report[name]))[:5]}" for name in _UNFIT if report.get(name)]
+    unfit = {name: {str(key) for key in report.get(name) or ()} for name in _UNFIT}
+    unfit[_MISSING] = {key for key in unfit[_MISSING] if key.partition(".")[0] not in made_up}
+    problems = [f"{name}: {sorted(keys)[:5]}" for name, keys in unfit.items() if keys]
     if problems:
         raise StageError(
             "the weight files do not fit the architecture in `config.json`",
@@ -127,8 +162,8 @@ def load_model(
             found="; ".join(problems),
             fix="transformers would have made up the missing weights; get a complete checkpoint",
         )
-    if quantization is not None:
-        _keep_differentiable(model)
+    if is_quantized(model):
+        keep_exact(model)
     return model.eval()
 
 
@@ -140,6 +175,7 @@ def save_policy(
     *,
     initial: Mapping[str, Tensor] | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    quantization: Quantization | None = None,
 ) -> PolicyFacts:
     """Write a policy's files and return its facts.
 
@@ -150,12 +186,14 @@ def save_policy(
         base: Digest of the model that an adapter belongs to; required for a peft model.
         initial: First values of an adapter that was taken out of the base weights.
         weights: The model's tensors by name, where it holds only parts of them; of a peft model, the trained ones.
+        quantization: How the base was held while an adapter was trained on it.
     """
     if hasattr(model, "peft_config"):
         if base is None:
             raise StageError("an adapter can only be saved with the digest of its base")
         save_adapter(directory, model, base, initial=initial, state=weights)
         write_config(directory / CONFIG, read_json(source_dir / CONFIG))
+        record(directory, quantization)
     else:
         without_progress_bars()
         with never_wrapped():
@@ -193,10 +231,16 @@ def _architecture(directory: Path) -> Any:
     return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
-_UNFIT = ("missing_keys", "mismatched_keys")
+_MISSING = "missing_keys"
+_UNFIT = (_MISSING, "mismatched_keys")
 
 
-def _require_embeddings(model: Any, encoder: Encoder, artifact: Artifact) -> None:
+def require_embeddings(model: Any, encoder: Encoder, artifact: Artifact) -> None:
+    """Refuse a model whose tokenizer and template write ids that it has no embeddings for.
+
+    Raises:
+        StageError: It does not embed them all.
+    """
     rows = model.get_input_embeddings().weight.shape[0]
     if encoder.files.reachable > rows:
         raise StageError(
@@ -206,30 +250,3 @@ def _require_embeddings(model: Any, encoder: Encoder, artifact: Artifact) -> Non
             expected=f"at least {encoder.files.reachable}",
             fix="resize the embeddings of the model, or of an adapter's base, and save it with the tokenizer",
         )
-
-
-def _in_4_bits(quantization: Quantization, dtype: str) -> Any:
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise StageError("quantization needs bitsandbytes", fix="install `posttrain[quant]`")
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=quantization.type,
-        bnb_4bit_use_double_quant=quantization.double,
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-    )
-
-
-def _keep_differentiable(model: Any) -> None:
-    """Keep bitsandbytes from repacking weights when they are first used without gradients.
-
-    On CPUs with bfloat16 instructions it does that for speed, and the packed product has no backward pass: a
-    training that had evaluated first would get no gradient through it.
-    """
-    from bitsandbytes.nn import Linear4bit
-
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            module.support_avx512bf16_for_cpu = False

@@ -51,7 +51,9 @@ def _known(value: Any) -> Any:
 
 
 def _files_too(schema: dict[str, Any]) -> None:
-    schema.setdefault("anyOf", []).append({"type": "string", "pattern": r"\.jinja$"})
+    if "anyOf" not in schema:
+        schema["anyOf"] = [{name: schema.pop(name) for name in ("enum", "type")}]
+    schema["anyOf"].append({"type": "string", "pattern": r"\.jinja$"})
 
 
 TemplateOption = Annotated[TemplateName, BeforeValidator(_known)]

@@ -82,12 +82,12 @@ class Account:
     def keep(self, example: Example, whole: Example) -> None:
         """Count a row that stays, `whole` before it was shortened."""
         self.kept += 1
-        if example is not whole:
-            self.truncated += 1
-            self.lost += whole.size - example.size
-        self.straddling += any(sequence.straddling for sequence in example.sequences)
+        learned, lost = example.learned, whole.learned.size - example.learned.size
+        self.truncated += lost > 0
+        self.lost += lost
+        self.straddling += any(sequence.straddling for sequence in learned.sequences)
         self.tokens += example.size
-        self.supervised += example.predicted
+        self.supervised += learned.predicted
 
     def remark(self, index: int, notes: Sequence[Any]) -> None:
         """Count what a reading says about a row, each thing once however many messages it is said of."""

@@ -9,13 +9,14 @@ from posttrain.contracts.component import Choice
 from posttrain.contracts.format import Format
 from posttrain.contracts.loss import Need
 from posttrain.contracts.registration import Group
-from posttrain.contracts.stage import StageContext
+from posttrain.contracts.stage import Level, StageContext
 from posttrain.contracts.trainer import Trainer
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import BUILT_IN, format_of
 from posttrain_plugins.data.rows import stream_rows
 from posttrain_plugins.data.tokens.token_rows import FORMATS, TokenRows, require_tokenizer
 from posttrain_plugins.preparation.examples import Prepared, prepare, prepare_tokens
+from posttrain_plugins.training.options import EVALUATION
 
 if TYPE_CHECKING:
     from posttrain_plugins.models.policy import Policy
@@ -52,11 +53,12 @@ def prepared_data(
             max_length=limit,
             truncation=config.truncation,
             weight_column=config.weight_column,
-            supervise=trainer.supervise(config),
+            supervise=trainer.supervise_held_out(config) if port == EVALUATION else trainer.supervise(config),
             directory=data.path,
         )
     _require_embedded(prepared, policy.model.get_input_embeddings().weight.shape[0])
-    for level, text in prepared.notes:
+    remarks = [(Level.WARNING, text) for text in trainer.remarks(prepared.examples)]
+    for level, text in (*prepared.notes, *remarks):
         context.note(text if port == "data" else f"port {port}: {text}", level)
     return prepared
 

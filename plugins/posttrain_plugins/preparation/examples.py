@@ -6,19 +6,20 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from posttrain.contracts.format import Format
 from posttrain.contracts.passage import Passage
-from posttrain.contracts.trainer import Example, Judge, Supervise, TokenSequence, Trainer
+from posttrain.contracts.trainer import Example, Judge, StepEnds, Supervise, TokenSequence, Trainer
 from posttrain.errors import DataError
 from posttrain_plugins.data.images.image import Image
 from posttrain_plugins.data.tokens.token_rows import TokenRows
 from posttrain_plugins.preparation.accounts import Account
-from posttrain_plugins.preparation.supervision import SUPERVISIONS, no_answer
-from posttrain_plugins.preparation.truncation import TRUNCATIONS
+from posttrain_plugins.preparation.supervision import Supervision, no_answer, supervision
+from posttrain_plugins.preparation.truncation import shortened
 
 Row = Mapping[str, Any]
 CHUNK = 512
@@ -45,7 +46,7 @@ class Preparation:
     max_length: int | None = None
     truncation: str = "keep_start"
     weight_column: str | None = None
-    supervise: Supervise | Judge = Supervise.ANSWERS
+    supervise: Supervise | Judge | StepEnds = Supervise.ANSWERS
     directory: Path | None = None
     verdicts: Callable[[Row], Sequence[float]] = lambda row: ()
 
@@ -81,21 +82,19 @@ class Preparation:
             if isinstance(example, str):
                 account.left_out.add(index, example)
                 continue
-            account.remark(index, [note for part in parts for note in part.notes])
+            account.remark(index, list(_notes(passages, parts)))
             account.keep(example, whole)
-            yield _compact(
-                replace(example, verdicts=self._verdicts(row, index)), _weight(row, index, self.weight_column)
-            )
+            verdicts = self._way.verdicts(self._verdicts(row, index), example)
+            yield _compact(replace(example, verdicts=verdicts), _weight(row, index, self.weight_column))
 
     def _passages(self, row: Row, index: int) -> Sequence[Passage] | str:
         try:
             passages = self.passages(row)
             if isinstance(passages, str):
                 return passages
-            if any(map(no_answer, passages)):
+            if any(no_answer(passage.completion) for passage in passages):
                 return "no assistant turn"
-            change = SUPERVISIONS[self.supervise].passage
-            return [change(self._opened(passage)) for passage in passages]
+            return [self._way.passage(self._opened(passage)) for passage in passages]
         except DataError as error:
             raise _placed(error, index) from error
 
@@ -114,10 +113,20 @@ class Preparation:
 
     def sequence(self, passage: Passage, encoded: Any) -> TokenSequence:
         """Return what the encoder made of a passage as a sequence, whole."""
-        way = SUPERVISIONS[self.supervise]
         return TokenSequence(
-            encoded.tokens, way.mask(encoded), passage.role, encoded.straddling, encoded.images, way.own
+            encoded.tokens,
+            self._way.mask(encoded),
+            passage.role,
+            encoded.straddling,
+            encoded.images,
+            self._way.own,
+            _before(encoded) if self._way.own else None,
+            passage.measured,
         )
+
+    @cached_property
+    def _way(self) -> Supervision:
+        return supervision(self.supervise)
 
 
 @dataclass
@@ -156,7 +165,7 @@ def prepare(
     max_length: int | None,
     truncation: str,
     weight_column: str | None,
-    supervise: Supervise | Judge = Supervise.ANSWERS,
+    supervise: Supervise | Judge | StepEnds = Supervise.ANSWERS,
     directory: Path | None = None,
 ) -> Prepared:
     """Turn the rows of a dataset into examples. See `Preparation`.
@@ -228,6 +237,17 @@ def require_rows(account: Account, max_length: int | None) -> None:
     )
 
 
+def _notes(passages: Sequence[Passage], parts: Sequence[Any]) -> Iterator[Any]:
+    """Yield what is said of a row's own passages, and not of answers of other rows."""
+    for passage, part in zip(passages, parts, strict=True):
+        yield from () if passage.measured else part.notes
+
+
+def _before(encoded: Any) -> int:
+    """Return how many tokens stand before the first one of an answer."""
+    return next((place for place, counts in enumerate(encoded.supervised) if counts), len(encoded.tokens))
+
+
 def _told(encoded: Any, index: int) -> Any:
     """Return what the encoder made of a passage of a row, or raise what it found wrong."""
     if isinstance(encoded, DataError):
@@ -245,10 +265,10 @@ def _fitted(example: Example, limit: int | None, truncation: str, bos: int | Non
     """Shorten an example where it is too long; say why where nothing of it can be learned."""
     fitted: Example | str = example
     if limit is not None and example.longest > limit:
-        fitted = TRUNCATIONS[truncation](example, limit, bos)
+        fitted = shortened(example, limit, truncation, bos)
     if isinstance(fitted, str):
         return fitted
-    return _unusable(fitted, cut=fitted is not example) or fitted
+    return _unusable(fitted.learned, cut=fitted is not example) or fitted
 
 
 def _unusable(example: Example, cut: bool) -> str | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from posttrain.contracts.passage import Passage
-from posttrain.contracts.trainer import Judge, Supervise
+from posttrain.contracts.trainer import Example, Judge, StepEnds, Supervise
 from posttrain_plugins.data.conversation import as_messages, completion_messages
 
 Mask = Callable[[Any], Sequence[bool] | Sequence[int]]
@@ -22,16 +23,17 @@ class Supervision:
         passage: Changes a passage before it is encoded.
         mask: Says which of its tokens are learned.
         own: What is learned is a number at the token itself, not the token.
+        verdicts: Says which of the numbers that a row gives are those of its example, which may be shortened.
     """
 
     passage: Callable[[Passage], Passage]
     mask: Mask
     own: bool = False
+    verdicts: Callable[[tuple[float, ...], Example], tuple[float, ...]] = lambda said, example: said
 
 
-def no_answer(passage: Passage) -> bool:
-    """Whether a passage holds turns of which none is the assistant's."""
-    turns = passage.completion
+def no_answer(turns: Any) -> bool:
+    """Whether a completion is turns of which none is the assistant's."""
     if turns is None or isinstance(turns, str):
         return False
     return all(turn.get("role") != "assistant" for turn in turns)
@@ -68,9 +70,44 @@ def _end(encoded: Any) -> Sequence[int]:
     return bytes(mask)
 
 
-SUPERVISIONS: Mapping[Supervise | Judge, Supervision] = {
-    Supervise.ANSWERS: Supervision(lambda passage: passage, _answers),
+def _whole(passage: Passage) -> Passage:
+    return passage
+
+
+_NAMED: Mapping[Supervise | Judge, Supervision] = {
+    Supervise.ANSWERS: Supervision(_whole, _answers),
     Supervise.LAST_ANSWER: Supervision(_last_answer, _answers),
-    Supervise.EVERYTHING: Supervision(lambda passage: passage, _everything),
-    Judge.END: Supervision(lambda passage: passage, _end, own=True),
+    Supervise.EVERYTHING: Supervision(_whole, _everything),
+    Judge.END: Supervision(_whole, _end, own=True),
 }
+
+
+def supervision(way: Supervise | Judge | StepEnds) -> Supervision:
+    """Return how one way to supervise is done."""
+    return _at_steps(way) if isinstance(way, StepEnds) else _NAMED[way]
+
+
+def _at_steps(way: StepEnds) -> Supervision:
+    kept = slice(-1, None) if way.last else slice(None)
+
+    def mask(encoded: Any) -> Sequence[int]:
+        found = bytearray(len(encoded.tokens))
+        for place in encoded.steps[kept]:
+            found[place] = 1
+        return bytes(found)
+
+    def verdicts(said: tuple[float, ...], example: Example) -> tuple[float, ...]:
+        """Truncation may have taken the last steps away."""
+        return said[kept][: example.predicted]
+
+    return Supervision(lambda passage: separated(passage, way.separator), mask, own=True, verdicts=verdicts)
+
+
+def separated(passage: Passage, separator: str) -> Passage:
+    """Return a passage each of whose steps ends with a separator, where they are parts of a string."""
+    text = passage.completion
+    if not isinstance(text, str):
+        return passage
+    parts = [text[begin:end] for begin, end in pairwise((0, *passage.steps))]
+    ended = [part if part.endswith(separator) else part + separator for part in parts]
+    return replace(passage, completion="".join(ended), steps=tuple(accumulate(map(len, ended))))

@@ -9,21 +9,47 @@ from typing import Any
 from posttrain.contracts.trainer import Example, TokenSequence
 from posttrain.errors import DataError
 
-Cut = Callable[[Example, int, int | None], Example | str]
-"""(example, longest length, beginning-of-sequence token) → the shortened example, or why its row is dropped."""
+Gap = tuple[int, int]
+"""The tokens that every sequence loses: from the first place up to the second."""
+Cut = Callable[[Example, int, int | None], Gap | str]
+"""(example, longest length, beginning-of-sequence token) → what to take away, or why its row is dropped."""
 
 
-def _keep_start(example: Example, limit: int, bos: int | None) -> Example | str:
-    """Take the end away, as far as every sequence keeps something to learn."""
-    if any(_holds_image(sequence, limit, len(sequence.tokens)) for sequence in example.sequences):
-        return _image(limit)
-    sequences = tuple(_without(sequence, limit, len(sequence.tokens)) for sequence in example.sequences)
-    if any(not sequence.predicted for sequence in sequences):
+def shortened(example: Example, limit: int, truncation: str, bos: int | None) -> Example | str:
+    """Return an example with no sequence longer than a limit, or say why its row is dropped.
+
+    What is only measured has no say: it loses what the others lose, and its end where it still is too long.
+
+    Args:
+        example: One that is too long.
+        limit: Longest length in tokens.
+        truncation: A key of `TRUNCATIONS`.
+        bos: The beginning-of-sequence token.
+
+    Raises:
+        DataError: It is too long, and the truncation is `error`.
+    """
+    learned = example.learned
+    gap: Gap | str = (limit, limit)
+    if learned.longest > limit:
+        gap = TRUNCATIONS[truncation](learned, limit, bos)
+    if isinstance(gap, str):
+        return gap
+    if any(_holds_image(sequence, *gap) for sequence in learned.sequences):
+        return f"truncation to {limit} tokens would cut an image"
+    sequences = tuple(_without(sequence, *gap) for sequence in example.sequences)
+    if any(not sequence.predicted and not sequence.measured for sequence in sequences):
         return f"truncation to {limit} tokens removes every supervised token"
-    return replace(example, sequences=sequences)
+    kept = (_without(each, limit, len(each.tokens)) if each.measured else each for each in sequences)
+    return replace(example, sequences=tuple(kept))
 
 
-def _keep_end(example: Example, limit: int, bos: int | None) -> Example | str:
+def _keep_start(example: Example, limit: int, bos: int | None) -> Gap:
+    """Take the end away."""
+    return limit, example.longest
+
+
+def _keep_end(example: Example, limit: int, bos: int | None) -> Gap | str:
     """Cut the same number of tokens from the left of every sequence, so that a pair keeps one prompt.
 
     What the model expects first, its beginning-of-sequence token, stays. Answers are not cut, but where a sequence
@@ -33,17 +59,14 @@ def _keep_end(example: Example, limit: int, bos: int | None) -> Example | str:
     excess = example.longest - limit
     if not _is_text(example) and excess >= min(map(prompt_length, example.sequences)):
         return f"the prompt cannot be cut far enough to fit {limit} tokens"
-    if any(_holds_image(sequence, first, first + excess) for sequence in example.sequences):
-        return _image(limit)
-    sequences = tuple(_without(sequence, first, first + excess) for sequence in example.sequences)
-    return replace(example, sequences=sequences)
+    return first, first + excess
 
 
 def _drop(example: Example, limit: int, bos: int | None) -> str:
     return f"longer than {limit} tokens"
 
 
-def _refuse(example: Example, limit: int, bos: int | None) -> Example | str:
+def _refuse(example: Example, limit: int, bos: int | None) -> str:
     raise DataError(
         "the row is too long",
         where=f"row {example.row + 1}",
@@ -62,14 +85,20 @@ TRUNCATIONS: Mapping[str, Cut] = {
 
 
 def prompt_length(sequence: TokenSequence) -> int:
-    """Return how many tokens stand before the first one that is learned, at least one; all where none is."""
+    """Return how many tokens stand before the first one that is learned, at least one; all where none is.
+
+    Where numbers are learned at the ends of answers or steps, it is how many stand before the answer.
+    """
+    if sequence.prompt is not None:
+        return max(sequence.prompt, 1)
     places = (place for place, counts in enumerate(sequence.supervised) if counts and place)
     return next(places, len(sequence.tokens))
 
 
 def _is_text(example: Example) -> bool:
     """Whether it is one sequence of which everything is learned, so that there is no prompt to spare."""
-    return len(example.sequences) == 1 and prompt_length(example.sequences[0]) == 1
+    first, *others = example.sequences
+    return not others and first.prompt is None and prompt_length(first) == 1
 
 
 def _without(sequence: TokenSequence, start: int, stop: int) -> TokenSequence:
@@ -77,7 +106,10 @@ def _without(sequence: TokenSequence, start: int, stop: int) -> TokenSequence:
     tokens, supervised = list(sequence.tokens), list(sequence.supervised)
     del tokens[start:stop], supervised[start:stop]
     images = tuple(_moved(image, stop - start) if image.start >= stop else image for image in sequence.images)
-    return replace(sequence, tokens=tokens, supervised=supervised, images=images)
+    prompt = sequence.prompt
+    if prompt is not None and start < prompt:
+        prompt -= min(stop, prompt) - start
+    return replace(sequence, tokens=tokens, supervised=supervised, images=images, prompt=prompt)
 
 
 def _holds_image(sequence: TokenSequence, start: int, stop: int) -> bool:
@@ -87,7 +119,3 @@ def _holds_image(sequence: TokenSequence, start: int, stop: int) -> bool:
 
 def _moved(image: Any, by: int) -> Any:
     return replace(image, start=image.start - by, end=image.end - by)
-
-
-def _image(limit: int) -> str:
-    return f"truncation to {limit} tokens would cut an image"

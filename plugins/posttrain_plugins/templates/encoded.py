@@ -24,6 +24,7 @@ class Encoded:
             because a generation that starts after the prompt cannot produce them.
         notes: What the chat template did with the conversation that is worth telling.
         images: The images whose tokens are among them (`templates.vision.Placed`).
+        steps: The last token of each step of the answer, ascending; empty where nobody asked for steps.
     """
 
     tokens: list[int]
@@ -31,6 +32,7 @@ class Encoded:
     straddling: int = 0
     notes: tuple[Note, ...] = ()
     images: tuple[Any, ...] = ()
+    steps: tuple[int, ...] = ()
 
     def without_first(self) -> Encoded:
         """Leave the first token out of what is supervised: there is nothing before it that could predict it."""

@@ -24,6 +24,7 @@ from posttrain_plugins.templates.reader import Reader
 from posttrain_plugins.templates.reading import Note, Reading, require_characters
 from posttrain_plugins.templates.render import ChatTemplate
 from posttrain_plugins.templates.seams import Seams
+from posttrain_plugins.templates.steps import marked_steps, moved, one_by_one, tokenized_steps
 from posttrain_plugins.templates.tokenizer import TokenizerFiles, read_json
 from posttrain_plugins.templates.vision import Expansion, expanded, expansion_of
 
@@ -172,6 +173,7 @@ class Encoder:
 
         A conversation is supervised where its reading says. Two strings are joined as they are and closed with an
         end-of-sequence token; the prompt's tokens are those of `encode_prompt`, since a generation starts from them.
+        Where an answer is given in steps, the last token of each is told.
 
         Returns:
             What `read` gives as tokens; an error stands in the place of a passage that has to be refused.
@@ -186,7 +188,8 @@ class Encoder:
                 if isinstance(job, DataError)
                 else _attempt(job.finish, [next(encodings) for _ in job.texts])
             )
-            encoded.append(expanded(self.expansion, made, passage.images))
+            whole = expanded(self.expansion, made, passage.images)
+            encoded.append(moved(whole) if isinstance(whole, Encoded) and whole.steps else whole)
         return encoded
 
     def encode_text(self, text: str) -> Encoded:
@@ -282,6 +285,11 @@ class Encoder:
         require_characters(before + answer)
         if completion is None:
             return _Job((before,), lambda found: seams.prompt(found[0]))
+        if passage.steps:
+            reading = self.read(passage)
+            return _Job(
+                (reading.text,), lambda found: tokenized_steps(self.files, found[0], reading, self._apart)
+            )
         if prompt is None:
             return _Job((answer,), lambda found: seams.text(found[0]))
         return _Job(
@@ -290,12 +298,26 @@ class Encoder:
 
     def _conversation(self, reading: Reading) -> _Job:
         if not reading.controls:
-            return _Job((reading.text,), lambda found: _noted(marked(found[0], reading.spans), reading.notes))
+            return _Job((reading.text,), lambda found: self._marked(found[0], reading))
         spelled = sorted({reading.text[start:end] for start, end in reading.controls})
         message = f"messages spell control tokens, which become plain text: {', '.join(map(repr, spelled))}"
         notes = (*reading.notes, Note("control-token", message))
         ids, offsets = self._controls.encode(reading.text, reading.controls)
-        return _Job((), lambda _: _noted(masked(ids, offsets, reading.spans), notes))
+        encoded = marked_steps(masked(ids, offsets, reading.spans), offsets, reading, self._apart)
+        return _Job((), lambda _: _noted(encoded, (*notes, *encoded.notes)))
+
+    def _marked(self, encoding: Encoding, reading: Reading) -> Encoded:
+        encoded = marked(encoding, reading.spans)
+        if reading.steps:
+            encoded = marked_steps(encoded, encoding.offsets, reading, self._apart)
+        return _noted(encoded, (*reading.notes, *encoded.notes))
+
+    def _apart(self, reading: Reading) -> Encoded:
+        beginning = reading.text[: reading.steps[0]]
+        if reading.controls:
+            return one_by_one(self.files, *self._controls.encode(beginning, reading.controls), reading)
+        encoding = self.files.plain.encode(beginning, add_special_tokens=False)
+        return one_by_one(self.files, encoding.ids, encoding.offsets, reading)
 
     def _end_of(self, messages: Sequence[Message], tools: Tools = None) -> int | None:
         """Return the token that closes the last turn of a conversation, if the template renders and closes it."""

@@ -20,6 +20,7 @@ from posttrain_plugins.templates.moulds import Moulds
 from posttrain_plugins.templates.omissions import omissions
 from posttrain_plugins.templates.reading import Note, Reading, Span, require_characters
 from posttrain_plugins.templates.render import ChatTemplate
+from posttrain_plugins.templates.steps import continued, turn_ends
 from posttrain_plugins.templates.structures import Structures
 from posttrain_plugins.templates.tracing import Tracer
 from posttrain_plugins.templates.turns import Conversation, Locator
@@ -57,7 +58,17 @@ class Reader:
         """
         if not passage.conversational:
             return _strings(passage)
-        return self.conversation(_conversation(passage))
+        if not passage.steps:
+            return self.conversation(_conversation(passage))
+        if isinstance(passage.completion, str):
+            return self._continued(passage)
+        reading = self.conversation(_conversation(passage))
+        return replace(reading, steps=turn_ends(passage, reading))
+
+    def _continued(self, passage: Passage) -> Reading:
+        """Read a string in steps, taken as it is, behind the messages of its prompt and what opens an answer."""
+        require_characters(str(passage.completion))
+        return continued(self.conversation(_conversation(replace(passage, completion=None))), passage)
 
     def conversation(self, conversation: Conversation) -> Reading:
         """Return a conversation as text.
@@ -133,6 +144,8 @@ def _strings(passage: Passage) -> Reading:
     before, after = str(passage.prompt or ""), passage.completion
     whole = before + str(after or "")
     require_characters(whole)
+    if passage.steps:
+        return continued(Reading(before), passage)
     if after is None:
         return Reading(before)
     return Reading(whole, (Span(len(before), len(whole)),) if after else ())

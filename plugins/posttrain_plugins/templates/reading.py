@@ -87,6 +87,7 @@ class Reading:
         turns: The supervised turns, in order.
         controls: Characters of messages that spell control tokens; they are encoded as plain text.
         notes: What was lost or could not be had.
+        steps: Where each step of the answer ends, in characters; empty where nobody asked for steps.
     """
 
     text: str
@@ -94,3 +95,4 @@ class Reading:
     turns: tuple[Turn, ...] = ()
     controls: tuple[Span, ...] = ()
     notes: tuple[Note, ...] = ()
+    steps: tuple[int, ...] = ()

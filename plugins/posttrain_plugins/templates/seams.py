@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ class Seams:
 
     def prompt(self, encoding: Encoding) -> Encoded:
         """Return a prompt: behind the tokenizer's own first token, nothing supervised."""
-        tokens = self._with_prefix(encoding.ids)
+        tokens = self.files.prefixed(encoding.ids)
         return Encoded(tokens, [False] * len(tokens))
 
     def text(self, encoding: Encoding) -> Encoded:
@@ -48,7 +47,7 @@ class Seams:
             seam: Where in the joined text it begins.
         """
         whole = self._opened(joined, Span(seam, seam))
-        before = self._with_prefix(prompt.ids)
+        before = self.files.prefixed(prompt.ids)
         answer = [place >= len(before) for place in range(len(whole.tokens))]
         if whole.tokens[: len(before)] == before and whole.supervised == answer and not whole.straddling:
             return self._closed(whole)
@@ -59,13 +58,9 @@ class Seams:
         """Supervise what is behind a seam, and put the tokenizer's own first token before everything."""
         end = max((last for _, last in encoding.offsets), default=0)
         inside = masked(encoding.ids, encoding.offsets, (Span(seam.start, max(end, seam.end)),))
-        tokens = self._with_prefix(encoding.ids)
+        tokens = self.files.prefixed(encoding.ids)
         supervised = [False] * (len(tokens) - len(encoding.ids)) + inside.supervised
         return Encoded(tokens, supervised, inside.straddling)
-
-    def _with_prefix(self, ids: Sequence[int]) -> list[int]:
-        prefix = self.files.prefix
-        return list(ids) if tuple(ids[: len(prefix)]) == prefix else [*prefix, *ids]
 
     def _closed(self, encoded: Encoded) -> Encoded:
         """Supervise an end token behind the tokens, unless they end with it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -124,6 +124,11 @@ class TokenizerFiles:
         text = self.plain.encode("a", add_special_tokens=False).ids
         ids = self._tokenizer({"padding": None, "truncation": None}).encode("a").ids
         return (bos,) if bos is not None and ids[: len(text) + 1] == [bos, *text] else ()
+
+    def prefixed(self, ids: Sequence[int]) -> list[int]:
+        """Return ids behind `prefix`, unless they begin with it."""
+        prefix = self.prefix
+        return list(ids) if tuple(ids[: len(prefix)]) == prefix else [*prefix, *ids]
 
     @cached_property
     def added(self) -> frozenset[int]:

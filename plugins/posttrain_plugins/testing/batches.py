@@ -66,7 +66,7 @@ def _counts(given: Values, names: Sequence[str], like: Tensor) -> dict[str, Tens
 def _preference(given: dict[str, Tensor]) -> PreferenceBatch:
     chosen = given["chosen"]
     counts = _counts(given, ("chosen", "rejected"), chosen)
-    plain = {
+    plain: dict[str, Any] = {
         "reference_chosen": torch.zeros_like(chosen),
         "reference_rejected": torch.zeros_like(chosen),
         "weight": torch.ones_like(chosen),
@@ -103,7 +103,7 @@ def _three_way(given: dict[str, Tensor]) -> ThreeWayBatch:
 
 def _unpaired(given: dict[str, Tensor]) -> UnpairedBatch:
     logp = given["logp"]
-    plain = {
+    plain: dict[str, Any] = {
         "reference": torch.zeros_like(logp),
         "tokens": torch.ones_like(logp),
         "weight": torch.ones_like(logp),

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from posttrain.contracts.loss import Loss
-from posttrain.contracts.reduction import Part
 from posttrain_plugins.testing.batches import batch_of, part_of
+from posttrain_plugins.testing.stepping import Shown, take_step
 
 
 def worked(loss: type[Loss], options: Mapping[str, Any] | None = None, /, **values: Any) -> float:
@@ -27,14 +24,5 @@ def worked(loss: type[Loss], options: Mapping[str, Any] | None = None, /, **valu
         0.3133
     """
     batch = batch_of(loss.family, **values)
-    return round(float(step_loss(loss(), loss.config(**(options or {})), batch, part_of(batch))), 4)
-
-
-def step_loss(plugin: Loss, config: Any, batch: Any, part: Part) -> Tensor:
-    """Return what the loop makes of a whole step in one part: measured, advanced, called, weighted and reduced."""
-    state = plugin.begin(config)
-    with torch.no_grad():
-        measured = plugin.measure(batch, config, state)
-    stats = {name: value.detach().double() for name, value in measured.items()}
-    output = plugin(batch, config, stats, plugin.advance(state, stats, config))
-    return torch.stack([each.weight * each.reduction.total(each.values, part) for each in output.terms]).sum()
+    shown = Shown(batch, part_of(batch), batch)
+    return round(take_step(loss(), loss.config(**(options or {})), [shown]).total.item(), 4)

@@ -50,4 +50,5 @@ class Sft(OfflineTrainer):
             example=scores.sequence,
             weight=scores.weight[scores.sequence],
             squares=scores.squares,
+            mean_logp=scores.mean_logp,
         )

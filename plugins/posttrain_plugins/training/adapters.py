@@ -13,6 +13,7 @@ from torch import Tensor
 from posttrain.errors import StageError
 from posttrain_plugins.models.adapters import adapter_state, tolerated
 from posttrain_plugins.models.mode import evaluating
+from posttrain_plugins.training.head.value import HEADS
 from posttrain_plugins.training.peft_options import (
     ALL_LINEAR,
     REWRITING,
@@ -28,9 +29,12 @@ from posttrain_plugins.training.peft_options import (
     Oft,
     Vera,
 )
+from posttrain_plugins.training.vision import Vision
 
 START = 1e-4
 """Largest change of a logit by a fresh adapter, as a share of the largest logit: rounding, and no more."""
+POLICY_TASK = "CAUSAL_LM"
+"""What peft calls what a policy does."""
 PROBE = 8
 """Tokens that a fresh adapter is tried on."""
 
@@ -50,7 +54,11 @@ class Adapted:
 
 
 def with_adapter(
-    model: Any, adapter: Adapter, token_id: Callable[[str], int | None] | None = None
+    model: Any,
+    adapter: Adapter,
+    token_id: Callable[[str], int | None] | None = None,
+    task: str = POLICY_TASK,
+    vision: Vision | None = None,
 ) -> Adapted:
     """Put a fresh adapter on a model. What the model computes does not change by that, only what is trained.
 
@@ -58,6 +66,8 @@ def with_adapter(
         model: A transformers model.
         adapter: What to put on it, and where.
         token_id: Looks up the names in `trainable_tokens`.
+        task: What peft calls what the model does; of a model that gives numbers the head is trained and saved whole.
+        vision: The parts of the model that see; where they stay frozen they get no adapter.
 
     Raises:
         StageError: The adapter does not fit the model, or an option would be ignored.
@@ -68,9 +78,11 @@ def with_adapter(
     before = _logits(model)
     model.requires_grad_(False)
     try:
-        config = _config(adapter, token_id)
+        config = _config(adapter, token_id, task, vision)
         with tolerated():
             adapted = get_peft_model(model, config)
+        if vision is not None:
+            vision.freeze(adapted)
     except (ValueError, TypeError, RuntimeError) as error:
         raise _misfit(str(error), "name modules that the model has, or another method") from error
     _require_same_start(before, _logits(adapted))
@@ -81,17 +93,20 @@ def with_adapter(
     return Adapted(adapted, initial)
 
 
-def _config(adapter: Adapter, token_id: Callable[[str], int | None] | None) -> Any:
+def _config(
+    adapter: Adapter, token_id: Callable[[str], int | None] | None, task: str, vision: Vision | None
+) -> Any:
     import peft
 
+    placement = _placement(adapter, task, vision)
     if isinstance(adapter, Lora):
-        return peft.LoraConfig(task_type="CAUSAL_LM", **_placement(adapter), **_lora(adapter, token_id))
+        return peft.LoraConfig(task_type=task, **placement, **_lora(adapter, token_id))
     name, renamed, fixed = _CONFIGS[type(adapter)]
     if not hasattr(peft, name):
         raise StageError(f"the installed peft has no {name}", found=peft.__version__, fix="upgrade peft")
     own = {key: value for key, value in adapter.model_dump().items() if key not in {"method", *_PLACEMENT}}
     options = {renamed.get(key, key): value for key, value in own.items()}
-    return getattr(peft, name)(task_type="CAUSAL_LM", **_placement(adapter), **options, **fixed)
+    return getattr(peft, name)(task_type=task, **placement, **options, **fixed)
 
 
 _PLACEMENT = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform")
@@ -111,10 +126,22 @@ _CONFIGS: Mapping[type[Adapter], tuple[str, Mapping[str, str], Mapping[str, Any]
 """peft's config class of each method, the options that have another name there, and what is not left to peft."""
 
 
-def _placement(adapter: Adapter) -> dict[str, Any]:
-    """Return where the adapter goes, without what is left to peft."""
+def _placement(adapter: Adapter, task: str, vision: Vision | None) -> dict[str, Any]:
+    """Return where the adapter goes, without what is left to peft.
+
+    A head that gives numbers is trained whole: of some tasks peft would count it among all linear layers.
+    """
     given = {name: getattr(adapter, name, None) for name in _PLACEMENT}
+    if task != POLICY_TASK and given["target_modules"] == ALL_LINEAR:
+        given["exclude_modules"] = [*(given["exclude_modules"] or ()), *HEADS]
+    if vision is not None and vision.pattern is not None:
+        given["exclude_modules"] = _or_any(vision.pattern, given["exclude_modules"] or ())
     return {name: value for name, value in given.items() if value}
+
+
+def _or_any(pattern: str, suffixes: Sequence[str]) -> str:
+    """Return one regular expression for whole paths: those of the pattern, and those with one of the suffixes."""
+    return f"{pattern}|(?:.*\\.)?(?:{'|'.join(map(re.escape, suffixes))})" if suffixes else pattern
 
 
 def _lora(lora: Lora, token_id: Callable[[str], int | None] | None) -> dict[str, Any]:

@@ -70,14 +70,17 @@ def assemble(
     """
     config: TrainingOptions = context.config
     assert isinstance(context.stage, Trainer), "only trainers are assembled"
-    steps = [[examples[position] for position in step] for step in order.epoch(0)[:STEPS]]
+    whole = [[examples[position] for position in step] for step in order.epoch(0)[:STEPS]]
+    steps = [[example.learned for example in step] for step in whole]
+    # A pass over the reference lays out what is only measured together with what is learned.
+    together = whole if any(example.measured for step in whole for example in step) else []
     asked = _asked(config, parallel)
     before = earlier(context.work, asked, parallel)
     if before is not None and before.threads is not None:
         torch.set_num_threads(before.threads)
     tried = probe(examples)
     _require_whole(parallel, tried)
-    head, layout = _chosen(context, model, parallel, steps, tried, pad, before)
+    head, layout = _chosen(context, model, parallel, [*steps, *together], tried, pad, before)
     stepper = Stepper(
         model=model,
         trainer=context.stage,
@@ -104,16 +107,22 @@ def _arranged(
 ) -> Arrangement:
     parallel = stepper.parallel
     tokens = min(gather(parallel, _tokens(config, stepper, steps)))
-    budget = budget_of(stepper.model, stepper.head, tokens)
-    held = max(1, HELD[parallel.device.type] // (FLOAT * vocabulary_of(stepper.model)))
+    budget = bounded(stepper, tokens)
     return Arrangement(
         tokens=budget.tokens,
-        supervised=min(held, budget.supervised or held),
+        supervised=budget.supervised or 1,
         layout=stepper.layout.name,
         kept=KEPT,
         threads=threads(parallel.device),
         asked=asked,
     )
+
+
+def bounded(stepper: Stepper, tokens: int) -> Budget:
+    """Return a budget of so many tokens whose logits take no more memory than a device should hold of them."""
+    budget = budget_of(stepper.model, stepper.head, tokens)
+    held = max(1, HELD[stepper.device.type] // (FLOAT * vocabulary_of(stepper.model)))
+    return Budget(budget.tokens, min(held, budget.supervised or held))
 
 
 def _chosen(
@@ -131,7 +140,7 @@ def _chosen(
     kept = KEPT if before is None else before.kept
     wanted = config.layout if before is None else before.layout
     padded = LAYOUTS["padded"].arrange(tried, pad, parallel.device)
-    with _computing(parallel.device, PRECISIONS[config.precision]):
+    with computing(parallel.device, PRECISIONS[config.precision]):
         head, told, read = _head(context, model, padded, tolerance, kept)
         named = None if wanted == "auto" else wanted
         layout, why = choose_layout(model, steps, tried, tolerance, named, read)
@@ -227,5 +236,6 @@ def _shrinking(context: StageContext, made: Arrangement, parallel: Parallel) -> 
     return shrink
 
 
-def _computing(device: torch.device, precision: torch.dtype | None) -> torch.autocast:
+def computing(device: torch.device, precision: torch.dtype | None) -> torch.autocast:
+    """Return a context that computes in a precision; None: as the weights are."""
     return torch.autocast(device.type, dtype=precision or torch.bfloat16, enabled=precision is not None)

@@ -56,11 +56,13 @@ class StepZero:
         marks: What ids mean.
         warn: Is told what is odd.
         prompts: Whether every sequence begins with a prompt that is not learned.
+        judges: Whether the model gives numbers, so that no token is learned.
     """
 
     marks: Marks
     warn: Callable[[str], None]
     prompts: bool = False
+    judges: bool = False
 
     def check_rows(self, examples: Sequence[Example]) -> None:
         """Look at the tokens of the first step, before any forward pass.
@@ -102,7 +104,7 @@ class StepZero:
         if doubled > _MOST:
             yield f"{doubled:.0%} of the sequences begin with two beginning-of-sequence tokens ({self.marks.bos})"
         masked = self._share(sequences, self._end_is_masked)
-        if masked > _MOST:
+        if masked > _MOST and not self.judges:
             yield (
                 f"in {masked:.0%} of the sequences the token that ends the answer is not learned, though it is there; "
                 "the policy would never stop"
@@ -110,10 +112,10 @@ class StepZero:
         if not any(example.weight for example in examples):
             yield "every row has the weight 0, so nothing would be learned"
         if (unknown := self._unknown(sequences)) > _MOST:
-            yield f"{unknown:.0%} of the learned tokens are unknown to the tokenizer"
+            yield f"{unknown:.0%} of the {self._looked_at} are unknown to the tokenizer"
 
     def _oddities(self, examples: Sequence[Example], sequences: Sequence[TokenSequence]) -> Iterator[str]:
-        if not any(self._learns_end(sequence) for sequence in sequences):
+        if not self.judges and not any(self._learns_end(sequence) for sequence in sequences):
             yield (
                 "no sequence has an end token to learn, so the policy will not learn to stop; rows that are cut off, "
                 "or a template without one, would do that"
@@ -121,7 +123,7 @@ class StepZero:
         if self.prompts and all(sequence.predicted >= len(sequence.tokens) - 1 for sequence in sequences):
             yield "every token of every sequence is learned, prompts too"
         if _UNKNOWN < (unknown := self._unknown(sequences)) <= _MOST:
-            yield f"{unknown:.0%} of the learned tokens are unknown to the tokenizer"
+            yield f"{unknown:.0%} of the {self._looked_at} are unknown to the tokenizer"
         distinct = {
             (tuple(each.tokens), tuple(each.images)) for example in examples for each in example.sequences[:1]
         }
@@ -143,17 +145,21 @@ class StepZero:
         pairs = zip(sequence.tokens, sequence.supervised, strict=True)
         return any(counts and id in self.marks.stops for id, counts in pairs)
 
+    @property
+    def _looked_at(self) -> str:
+        return "tokens" if self.judges else "learned tokens"
+
     def _unknown(self, sequences: Sequence[TokenSequence]) -> float:
-        """Return the share of learned tokens that are the unknown token."""
+        """Return the share of learned tokens, or of those that a judge reads, that are the unknown token."""
         if self.marks.unk is None:
             return 0.0
-        learned = [
+        looked_at = [
             id
             for each in sequences
             for id, counts in zip(each.tokens, each.supervised, strict=True)
-            if counts
+            if counts or self.judges
         ]
-        return learned.count(self.marks.unk) / max(len(learned), 1)
+        return looked_at.count(self.marks.unk) / max(len(looked_at), 1)
 
     @staticmethod
     def _share(sequences: Sequence[TokenSequence], test: Callable[[TokenSequence], bool]) -> float:

@@ -37,6 +37,7 @@ from posttrain_plugins.training.evaluation import Evaluation
 from posttrain_plugins.training.groups import make_optimizer
 from posttrain_plugins.training.invariants import StepZero
 from posttrain_plugins.training.meter import Meter, step_means
+from posttrain_plugins.training.moving import MovingReference
 from posttrain_plugins.training.randomness import diverge
 from posttrain_plugins.training.scaling import Scaling
 from posttrain_plugins.training.shares import Shares
@@ -80,6 +81,12 @@ class Loop(transformers.Trainer):
         zero: Checks what the first step comes to.
         callbacks: transformers callbacks.
         evaluation: What `evaluate` does; None where there is no evaluation set.
+
+    Attributes:
+        companions: The callbacks of the options, whose state checkpoints keep; None where there are none.
+        moving: The reference, where it follows the policy; checkpoints keep it.
+        halted: Whether one of them has ended the training.
+        latest: What the last step came to.
     """
 
     def __init__(
@@ -113,6 +120,10 @@ class Loop(transformers.Trainer):
             # with it, accelerate's optimizer skips steps, and transformers' loop then leaves the schedule alone
             self.accelerator.scaler = self.scaling.scaler
         self.tokens, self.paused = 0, 0.0
+        self.companions: Any = None
+        self.moving: MovingReference | None = None
+        self.halted = False
+        self.latest: dict[str, float] = {}
         self._rows: list[int] = []
 
     def get_train_dataloader(self) -> DataLoader[Example]:
@@ -139,6 +150,7 @@ class Loop(transformers.Trainer):
             once = {} if result.gap is None else {GAP: result.gap}
             self.zero.check_scores(self.stepper.trainer, self.config, metrics | once, result)
         self.meter.add(metrics, once)
+        self.latest = dict(metrics)
         self.tokens += result.tokens
         return torch.tensor(result.loss, device=self.args.device)
 
@@ -178,6 +190,7 @@ class Loop(transformers.Trainer):
         # An overflow in float16 is not the end: the step is skipped.
         if not math.isfinite(norm) and self.scaling is None:
             raise self._diverged("the norm of the gradient", norm)
+        self.latest["grad_norm"] = norm
         return norm
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -241,13 +254,16 @@ class Loop(transformers.Trainer):
             "loss": dict(self.stepper.state),
             "evaluation": self.evaluation and self.evaluation.state(),
             "scaling": self.scaling and self.scaling.state(),
+            "callbacks": self.companions and self.companions.state(),
+            "reference": self.moving and self.moving.state(),
         }
 
     @property
     def ended(self) -> bool:
         """Whether training came to its end, or to a point from which it is no use to go on."""
         best = self.evaluation and self.evaluation.best
-        return self.state.global_step >= self.args.max_steps or bool(best and best.exhausted)
+        last = self.state.global_step >= self.args.max_steps
+        return last or self.halted or bool(best and best.exhausted)
 
     @property
     def learned(self) -> int:
@@ -259,6 +275,7 @@ class Loop(transformers.Trainer):
         self._load_from_checkpoint(str(checkpoint.path))
         self.state = transformers.TrainerState.load_from_json(str(checkpoint.path / TRAINER_STATE_NAME))
         self.restore_progress(checkpoint.path)
+        self.halted = True
 
     def conclude(self) -> tuple[dict[str, float], str]:
         """Take the best weights where that is asked for; return the final figures and a line about the end."""
@@ -278,6 +295,12 @@ class Loop(transformers.Trainer):
             figures["skipped_steps"] = float(self.scaling.skipped)
         return figures, said
 
+    def release(self) -> None:
+        """Free the memory of gradients and of what the optimizer keeps; nothing is trained any more."""
+        self.model.zero_grad()
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+
     def restore_progress(self, checkpoint: Path) -> None:
         """Take over what a checkpoint knows beside weights, optimizer and random generators."""
         progress = load_state(checkpoint, PROGRESS)
@@ -287,6 +310,10 @@ class Loop(transformers.Trainer):
             self.evaluation.restore(progress["evaluation"])
         if self.scaling is not None:
             self.scaling.restore(progress["scaling"])
+        if self.companions is not None:
+            self.companions.restore(progress["callbacks"] or {})
+        if self.moving is not None:
+            self.moving.restore(progress["reference"])
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         self.parallel.prepare(self.model)
@@ -297,6 +324,7 @@ class Loop(transformers.Trainer):
         return TrainingDiverged(
             f"{what} is not finite",
             where=f"step {self.state.global_step + 1}",
-            found=f"{value} over rows {', '.join(map(str, self._rows))} (counted from 0)",
+            found=f"{value} over rows {', '.join(map(str, self._rows))} (counted from 0), with the loss "
+            f"`{self.stepper.loss.name}`",
             fix=f"lower learning_rate, or look at these rows; {self.checkpoints.last()}",
         )

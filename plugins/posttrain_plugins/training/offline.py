@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 from posttrain.artifacts.kinds import POLICY, Kind, PolicyFacts
 from posttrain.contracts.stage import Certainty, Estimate, Finding, Input, Inputs, Level, Port, Prediction
 from posttrain.contracts.trainer import Supervise, Trainer
+from posttrain.registry.fields import BoundChoice
 from posttrain_plugins.data.tokens.token_rows import FORMATS as TOKENIZED
 from posttrain_plugins.handoffs.lineage import certainty
+from posttrain_plugins.models.quantized import recorded
 from posttrain_plugins.training.optimizers import OPTIMIZERS
-from posttrain_plugins.training.options import EVALUATION, HELD, TOKENS, TrainingOptions
+from posttrain_plugins.training.options import EVALUATION, HELD, LOG_PROBS, TOKENS, TrainingOptions
 from posttrain_plugins.training.peft_options import adapter_size
 from posttrain_plugins.training.schedules import FITTED
 
@@ -32,12 +34,14 @@ class OfflineTrainer(Trainer):
     """Base of trainers whose steps come from a dataset: model and data in, model or adapter out."""
 
     target = "posttrain_plugins.training.ranks:run"
-    shared = {"training loop": 3}
+    shared = {"training loop": 4}
     """Rises when a change of the loop changes results: trainers of other plugins are driven by it too."""
     preload = ("torch", "transformers.trainer")
     tiny = {"max_steps": 2, "num_train_epochs": None, "logging_steps": 1}
     sequences: ClassVar[int] = 1
     """Sequences of an example, for the estimate of memory."""
+    referenced: ClassVar[bool] = False
+    """Whether it takes what `data.log_probs` says of a reference."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -45,6 +49,8 @@ class OfflineTrainer(Trainer):
             data = Port("data", frozenset({Kind.DATASET}), formats=cls.formats, training=True)
             held_out = Port(EVALUATION, data.kinds, formats=cls.formats, optional=True)
             cls.inputs = (Port("model", POLICY), data, held_out)
+            if cls.referenced:
+                cls.inputs += (Port(LOG_PROBS, frozenset({Kind.LOG_PROBS}), optional=True),)
 
     def shrink(self, config: TrainingOptions) -> Mapping[str, Any]:
         """Train for two small steps, evaluate after each, and leave out a schedule that does not fit into them."""
@@ -58,18 +64,21 @@ class OfflineTrainer(Trainer):
         return shrunk
 
     def outputs(self, config: TrainingOptions) -> tuple[Port, ...]:
-        """Put out a policy: an adapter with `lora` or `peft`, else what came in."""
-        return (Port("model", frozenset({Kind.ADAPTER}) if config.adapter else POLICY),)
+        """Put out a policy: an adapter with `lora` or `peft`, else what came in; callbacks may add others."""
+        kinds = frozenset({Kind.ADAPTER}) if config.adapter else POLICY
+        return tuple(Port(name, kinds) for name in ("model", *_added(config)))
 
     def predict(self, config: TrainingOptions, inputs: Inputs) -> Mapping[str, Prediction]:
         """Predict the input's facts with trained weights."""
-        source = inputs["model"][0]
-        facts: PolicyFacts = source.facts.model_copy(update={"dtype": "float32"})
+        source, ports = inputs["model"][0], ("model", *_added(config))
+        rounded = config.quantization and recorded(config.quantization)
+        update = {"dtype": "float32", "merge": None, "quantization": rounded}
+        facts: PolicyFacts = source.facts.model_copy(update=update)
         if config.adapter is None:
-            return {"model": Prediction(source.kind, facts)}
+            return dict.fromkeys(ports, Prediction(source.kind, facts))
         base = source.artifact.digest if source.artifact and source.kind is Kind.MODEL else facts.base
-        update = {"base": base, "parameters": None, "adapter": None}
-        return {"model": Prediction(Kind.ADAPTER, facts.model_copy(update=update))}
+        changes = {"base": base, "parameters": None, "adapter": None}
+        return dict.fromkeys(ports, Prediction(Kind.ADAPTER, facts.model_copy(update=changes)))
 
     def check(self, config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:
         """Report options that do not suit the model or the data."""
@@ -90,6 +99,7 @@ class OfflineTrainer(Trainer):
                 f"leave `{option}` out to go on training the adapter, or start from its base",
             )
         yield from _check_quantization(config, model)
+        yield from _check_vision(config, model)
         yield from _check_columns(config, inputs)
         yield from self._check_tokenized(config, inputs)
         yield from _check_evaluation(config, inputs)
@@ -125,10 +135,10 @@ class OfflineTrainer(Trainer):
         activations = tokens * width * (layers * kept + ACTIVATIONS)
         # An example stays whole, however many logits it has.
         scored = min(tokens, max(max(HELD.values()) // (FLOAT * embeddings), self.sequences * longest))
-        floats = trainable + state + activations + 2 * scored * embeddings
+        floats = (1 + config.copies) * trainable + state + activations + 2 * scored * embeddings
         weights = facts.parameters * FLOAT
         if config.quantization is not None:
-            weights = _quantized(facts.parameters, 2 * embeddings * width)
+            weights = _quantized(facts.parameters, 2 * embeddings * width, config.quantization.bits)
         return Estimate(
             parameters=facts.parameters,
             trainable=trainable,
@@ -153,10 +163,16 @@ class OfflineTrainer(Trainer):
         )
 
 
-def _quantized(parameters: int, kept: int) -> int:
-    """Bytes of weights in 4 bits with a scale for each 64; embeddings and head, `kept`, stay as they are."""
+def _added(config: TrainingOptions) -> tuple[str, ...]:
+    """Return the output ports that callbacks add."""
+    bound = (choice for choice in config.callbacks if isinstance(choice, BoundChoice))
+    return tuple(dict.fromkeys(port for each in bound for port in each.plugin().ports(each.config)))
+
+
+def _quantized(parameters: int, kept: int, bits: int) -> int:
+    """Bytes of weights in few bits with a scale for each 64 or more; embeddings and head, `kept`, stay as they are."""
     kept = min(parameters, kept)
-    return (parameters - kept) * 9 // 16 + kept * FLOAT
+    return (parameters - kept) * (2 * bits + 1) // 16 + kept * FLOAT
 
 
 def _check_quantization(config: TrainingOptions, model: Input) -> Iterable[Finding]:
@@ -169,9 +185,23 @@ def _check_quantization(config: TrainingOptions, model: Input) -> Iterable[Findi
         yield _error(
             "model",
             model,
-            "weights in 4 bits cannot be trained, only an adapter on them",
+            "weights in 4 or 8 bits cannot be trained, only an adapter on them",
             "add `lora` or `peft`, start from an adapter, or leave `quantization` out",
         )
+
+
+def _check_vision(config: TrainingOptions, model: Input) -> Iterable[Finding]:
+    """Say that what sees is not trained; it has to be asked for."""
+    if config.unfreeze and model.kind is Kind.ADAPTER:
+        message = "`unfreeze` would be ignored: an adapter is trained where it already is"
+        yield _error("model", model, message, "leave `unfreeze` out, or start from the adapter's base")
+    elif config.unfreeze and model.facts.sees is False:
+        message = f"`unfreeze` would be ignored: {model.origin} takes no images"
+        yield _error("model", model, message, "leave `unfreeze` out")
+    elif model.facts.sees and not config.unfreeze:
+        message = f"what sees in {model.origin} (vision tower, projector) stays frozen; the language part is trained"
+        fix = "name the modules to train too in `unfreeze`"
+        yield Finding("trainer", Level.NOTE, certainty(model), message, port="model", fix=fix)
 
 
 def _check_columns(config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from posttrain.contracts.component import Choice, Config, Uses
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import StageConfig, VolatileMark
+from posttrain_plugins.training.elsewhere import ELSEWHERE
 from posttrain_plugins.training.optimizers import ADAM_OPTIONS, OPTIMIZERS, OptimizerName
 from posttrain_plugins.training.peft_options import REWRITING, Adapter, Lora, Peft, Quantization
 from posttrain_plugins.training.schedules import SCHEDULES, ScheduleName
@@ -26,24 +27,10 @@ TOKENS = {"cpu": 2048, "cuda": 8192}
 """Tokens of a micro-batch unless told otherwise, by device: what keeps either busy without asking for much memory."""
 EVALUATION = "eval"
 """The input port, and what the names of an evaluation's metrics start with."""
+LOG_PROBS = "log_probs"
+"""The input port for what a reference says, scored before."""
 Precision = Literal["float32", "bfloat16", "float16"]
 Truncation = Literal["keep_start", "keep_end", "drop", "error"]
-_BATCH = "batch_size counts all examples of an optimizer step, and micro_batch_tokens bounds the memory of its parts"
-ELSEWHERE = {
-    "per_device_train_batch_size": _BATCH,
-    "gradient_accumulation_steps": _BATCH,
-    "micro_batch_size": _BATCH,
-    "packing": "`data.pack` makes rows of several documents; layout decides how sequences lie in memory",
-    "truncation_mode": "it is truncation",
-    "assistant_only_loss": "train.sft learns answers alone unless `supervise` says otherwise",
-    "completion_only_loss": "train.sft learns answers alone unless `supervise` says otherwise",
-    "padding_free": "it is `layout: packed`",
-    "deepspeed": "it is `backend: {name: deepspeed, stage: 2}`",
-    "fsdp": "it is `backend: {name: fsdp2}`",
-    "use_peft": "it is `lora: {r: 16}`",
-    "epochs": "it is num_train_epochs",
-}
-"""Options of other libraries, and what to use instead."""
 
 
 class TrainingOptions(StageConfig):
@@ -124,7 +111,13 @@ class TrainingOptions(StageConfig):
         default=None, description="train adapters of another `method`, such as `loha` or `ia3`; not with lora"
     )
     quantization: Quantization | None = Field(
-        default=None, description="hold the frozen base under an adapter in 4 bits; needs bitsandbytes"
+        default=None, description="hold the frozen base under an adapter in 4 or 8 bits; needs bitsandbytes"
+    )
+    unfreeze: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[],
+        description="modules of a vision-language model that see and are to be trained too, by the end of their path, "
+        "such as `multi_modal_projector` or `vision_tower`; with an adapter, they get it as well; all others that "
+        "see stay frozen",
     )
 
     eval_steps: int = Field(
@@ -151,6 +144,10 @@ class TrainingOptions(StageConfig):
         default=0.0, ge=0, description="how much better it must be to count for that"
     )
 
+    callbacks: list[Annotated[Choice, Uses(Group.CALLBACK)]] = Field(
+        default=[],
+        description="what joins the training, in this order: `[bema, {name: completions, prompts: [Hello]}]`",
+    )
     backend: Annotated[Choice, Uses(Group.BACKEND), VolatileMark()] = Field(
         default=Choice(name="single"),
         description="how many processes share each step, and how: `single`, or `{name: ddp, ranks: 2}`, fsdp2 or "
@@ -300,6 +297,11 @@ class TrainingOptions(StageConfig):
     def precision(self) -> Precision:
         """What the forward and backward passes are computed in."""
         return "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
+
+    @property
+    def copies(self) -> int:
+        """How many further copies of the trained weights are kept while training goes on."""
+        return 0
 
     @property
     def evaluates(self) -> list[str]:

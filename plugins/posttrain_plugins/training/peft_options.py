@@ -21,7 +21,7 @@ class _Placed(Config):
     """Which modules get an adapter, and which are trained whole beside it."""
 
     quantizable: ClassVar[bool] = False
-    """Whether the adapter can sit on a base in 4 bits."""
+    """Whether the adapter can sit on a base in 4 or 8 bits."""
 
     target_modules: str | list[str] = Field(
         default=ALL_LINEAR,
@@ -234,13 +234,26 @@ Adapter = Lora | OtherAdapter
 
 
 class Quantization(Config):
-    """The frozen base in 4 bits, by bitsandbytes, while an adapter is trained (https://arxiv.org/abs/2305.14314)."""
+    """The frozen base in 4 or 8 bits, by bitsandbytes, while an adapter is trained (https://arxiv.org/abs/2305.14314)."""
 
-    bits: Literal[4] = Field(default=4, description="bits of a weight")
-    type: Literal["nf4", "fp4"] = Field(
-        default="nf4", description="levels: quantiles of a normal distribution, or floats of 4 bits"
+    bits: Literal[4, 8] = Field(
+        default=4, description="bits of a weight; 8: integers with a scale for each output"
     )
-    double: bool = Field(default=True, description="quantize the blocks' scales as well")
+    type: Literal["nf4", "fp4"] = Field(
+        default="nf4", description="levels of 4 bits: quantiles of a normal distribution, or floats"
+    )
+    double: bool = Field(default=True, description="quantize the scales of 4-bit blocks as well")
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        changed = [name for name in ("type", "double") if getattr(self, name) != _default(type(self), name)]
+        if self.bits == 8 and changed:
+            raise ValueError(f"{', '.join(changed)} would be ignored: 8 bits have one kind of levels")
+        return self
+
+
+def _default(model: type[Config], option: str) -> object:
+    return model.model_fields[option].default
 
 
 def adapter_size(adapter: Adapter, layers: int, width: int, embeddings: int) -> int:

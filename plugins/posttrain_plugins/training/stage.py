@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -14,24 +15,33 @@ from torch import Tensor
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.backend import Parallel
 from posttrain.contracts.component import Component
-from posttrain.contracts.loss import Need
-from posttrain.contracts.registration import Group
+from posttrain.contracts.loss import REFERENCES, Need
 from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.contracts.trainer import Example, Supervise, Trainer
 from posttrain.errors import Interrupted, StageError
 from posttrain_plugins.models.policy import Policy, open_policy, save_policy, usable_device
+from posttrain_plugins.models.quantized import is_quantized
 from posttrain_plugins.preparation.dataset import prepared_data
 from posttrain_plugins.preparation.examples import Prepared
-from posttrain_plugins.training.adapters import Adapted, with_adapter
+from posttrain_plugins.trainers.referenced import ReferencedOptions, ReferenceSync
+from posttrain_plugins.training.adapters import POLICY_TASK, Adapted, with_adapter
 from posttrain_plugins.training.assembly import STEPS, assemble
 from posttrain_plugins.training.batches import DataOrder, fullness
 from posttrain_plugins.training.checkpoints import Checkpoints
+from posttrain_plugins.training.companions import Companions
 from posttrain_plugins.training.evaluation import Best, Evaluation
 from posttrain_plugins.training.head import vocabulary_of
 from posttrain_plugins.training.invariants import Marks, StepZero
 from posttrain_plugins.training.loop import Loop
-from posttrain_plugins.training.options import EVALUATION, TrainingOptions
-from posttrain_plugins.training.reference import reference_identity, reference_log_probs
+from posttrain_plugins.training.moving import MovingReference
+from posttrain_plugins.training.objective import objective
+from posttrain_plugins.training.options import EVALUATION, LOG_PROBS, TrainingOptions
+from posttrain_plugins.training.reference import (
+    given_log_probs,
+    log_probs_identity,
+    reference_identity,
+    reference_log_probs,
+)
 from posttrain_plugins.training.setting import (
     arguments,
     deterministic,
@@ -39,10 +49,12 @@ from posttrain_plugins.training.setting import (
     same_config,
     without_dropout,
 )
-from posttrain_plugins.training.step import REFERENCES, Stepper
+from posttrain_plugins.training.step import Stepper
+from posttrain_plugins.training.valued import Keeping, open_trained, task_of
+from posttrain_plugins.training.vision import Vision
 from posttrain_plugins.training.watch import Watch
 
-_PROMPTED = frozenset({"messages", "prompt_completion", "preference"})
+_PROMPTED = frozenset({"messages", "prompt_completion", "preference", "three_way", "unpaired_preference"})
 """Formats whose rows begin with something that is not learned."""
 
 
@@ -56,12 +68,12 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
     """
     config: TrainingOptions = context.config
     trainer = _trainer(context)
-    loss = context.component(context.config.loss, Group.LOSS)
+    loss = objective(context)
     with deterministic(config.seed), ExitStack() as stack:
-        policy = _open(context)
+        policy = open_trained(context) if trainer.valued else _open(context)
         needs = loss.plugin.needs_of(loss.config) | trainer.needs(config)
         prepared = prepared_data(context, trainer, policy, "data", needs)
-        adapted = _adapted(config, policy)
+        adapted = _adapted(context, policy, task_of(context) if trainer.valued else POLICY_TASK)
         model = adapted.model
         stack.enter_context(same_config(model))
         if not trainer.dropout:
@@ -71,27 +83,34 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
         figures, said = session.train()
         if said != f"{session.steps} steps":
             context.note(said)
-    weights = session.loop.weights("after the last step", trainable=hasattr(model, "peft_config"))
+        put_out, judged = session.conclude()
     if parallel.rank == 0:
-        _save(context, policy, adapted, weights)
+        save = partial(_save, context, policy, adapted)
+        if trainer.valued:
+            save = Keeping(context, policy, adapted, session.loop, {**figures, **judged}).save
+        made = {port: save(port, weights) for port, weights in put_out.items()}
+        session.companions.deliver(made)
     summary = f"{said} over {prepared.extent}, loss {figures['loss']:.4f}"
-    figures |= {**prepared.figures, "efficiency": session.fullness}
+    figures |= {**judged, **prepared.figures, "efficiency": session.fullness}
     return Outcome(figures=figures, steps=session.loop.learned, summary=summary)
 
 
 @dataclass(frozen=True)
 class Session:
-    """A loop ready to go, and how many steps it is to take."""
+    """A loop ready to go, how many steps it is to take, and the callbacks that take part."""
 
     context: StageContext
     loop: Loop
     steps: int
+    companions: Companions
 
     @property
     def fullness(self) -> float:
         """The share of the places in the micro-batches of the first steps that hold a token."""
         examples, stepper = self.loop.examples, self.loop.stepper
-        steps = [[examples[position] for position in step] for step in self.loop.order.epoch(0)[:STEPS]]
+        steps = [
+            [examples[position].learned for position in step] for step in self.loop.order.epoch(0)[:STEPS]
+        ]
         return fullness(steps, stepper.layout, stepper.budget)
 
     def train(self) -> tuple[dict[str, float], str]:
@@ -110,6 +129,13 @@ class Session:
                 fix="`posttrain resume` goes on from the checkpoint just written",
             )
         return self.loop.conclude()
+
+    def conclude(self) -> tuple[dict[str, Mapping[str, Tensor]], dict[str, float]]:
+        """Return what each output port is to hold, on rank 0, and the figures that callbacks changed by that."""
+        loop = self.loop
+        weights = loop.weights("after the last step", trainable=hasattr(loop.model, "peft_config"))
+        put_out = self.companions.conclude(weights) if loop.parallel.rank == 0 else {}
+        return put_out, self.companions.judged(put_out, weights, self.context.work / "concluded.safetensors")
 
 
 def _trainer(context: StageContext) -> Trainer:
@@ -144,23 +170,47 @@ def _session(
         evaluation=evaluation,
     )
     loop.add_callback(Watch(context, loop, steps))
+    companions = Companions.join(context, loop, replace(policy, model=model), steps)
     if drops(model):
         context.note(
             "dropout is active, and its masks depend on micro_batch_tokens: another cut, other numbers"
         )
-    if stepper.needs & REFERENCES:
+    if isinstance(config, ReferencedOptions) and config.reference_sync is not None:
+        loop.moving = _moving(context, loop, config.reference_sync, steps)
+    elif stepper.needs & REFERENCES:
         visited = [prepared.examples[position] for position in order.visited(steps)]
         if evaluation is not None:
             held_out = evaluation.examples
             evaluation.reference = _reference(context, policy, stepper, held_out, "evaluation-reference")
-        stepper.reference = _reference(context, policy, stepper, visited, "reference")
-    return Session(context, loop, steps)
+        given = _given(context, policy, stepper, prepared.examples)
+        stepper.reference = given or _reference(context, policy, stepper, visited, "reference")
+    elif context.inputs.get(LOG_PROBS):
+        raise StageError("the log-probs would be ignored: no loss compares with a reference", where=LOG_PROBS)
+    return Session(context, loop, steps, companions)
+
+
+def _moving(context: StageContext, loop: Loop, sync: ReferenceSync, steps: int) -> MovingReference:
+    """Let the reference follow the policy."""
+    if not loop.stepper.needs & REFERENCES:
+        raise StageError(
+            "reference_sync would be ignored: no loss compares with a reference", fix="leave it out"
+        )
+    if steps <= sync.steps:
+        _warn(context, f"the reference never moves: there are {steps} steps, and it would after {sync.steps}")
+
+    def pause(done: int, total: int) -> None:
+        context.progress(done, total, "reference rows")
+
+    moving = MovingReference(loop, sync, steps, pause)
+    loop.add_callback(moving)
+    return moving
 
 
 def _step_zero(context: StageContext, policy: Policy, model: Any) -> StepZero:
     trainer, format = _trainer(context), context.input("data").facts.format
     prompts = format in _PROMPTED and trainer.supervise(context.config) is not Supervise.EVERYTHING
-    return StepZero(Marks.of(policy.encoder, vocabulary_of(model)), partial(_warn, context), prompts)
+    marks = Marks.of(policy.encoder, vocabulary_of(model))
+    return StepZero(marks, partial(_warn, context), prompts, judges=trainer.valued)
 
 
 def _evaluation(context: StageContext, policy: Policy, stepper: Stepper) -> Evaluation | None:
@@ -177,6 +227,17 @@ def _steps(config: TrainingOptions, steps_per_epoch: int) -> int:
     if config.max_steps > 0:
         return config.max_steps
     return max(1, math.ceil(round(config.num_train_epochs * steps_per_epoch, 6)))
+
+
+def _given(
+    context: StageContext, policy: Policy, stepper: Stepper, examples: Sequence[Example]
+) -> dict[int, Tensor] | None:
+    """Return the log-probs at port `log_probs`, if something is connected to it."""
+    if not context.inputs.get(LOG_PROBS):
+        return None
+    identity = log_probs_identity(context.config, policy.artifact.digest, examples)
+    tokens = Need.REFERENCE_TOKENS in stepper.needs
+    return given_log_probs(context.input(LOG_PROBS), examples, identity, tokens)
 
 
 def _reference(
@@ -214,22 +275,49 @@ def _open(context: StageContext) -> Policy:
     )
 
 
-def _adapted(config: TrainingOptions, policy: Policy) -> Adapted:
+def _adapted(context: StageContext, policy: Policy, task: str) -> Adapted:
+    """Put an adapter on the policy, if one is asked for, and freeze what sees and is not to be trained."""
+    config, fresh = context.config, policy.base is None
+    if config.unfreeze and not fresh:
+        raise StageError("`unfreeze` would be ignored: an adapter is trained where it already is")
+    plain = policy.model if fresh else policy.model.get_base_model()
+    vision = Vision.of(plain, config.unfreeze)
     if config.adapter is not None:
-        return with_adapter(policy.model, config.adapter, policy.encoder.files.plain.token_to_id)
-    if config.quantization is not None and policy.base is None:
-        raise StageError("weights in 4 bits cannot be trained", fix="add `lora`, or leave `quantization` out")
-    return Adapted(policy.model)
+        token_id = policy.encoder.files.plain.token_to_id
+        adapted = with_adapter(policy.model, config.adapter, token_id, task, vision)
+    elif fresh and is_quantized(policy.model):
+        raise StageError(
+            "weights in 4 or 8 bits cannot be trained", fix="add `lora`, or leave `quantization` out"
+        )
+    else:
+        adapted = Adapted(policy.model)
+        if fresh:
+            vision.freeze(policy.model)
+    if (told := vision.told(adapted.model, hint=fresh)) is not None:
+        context.note(told)
+    return adapted
 
 
-def _save(context: StageContext, policy: Policy, adapted: Adapted, weights: Mapping[str, Tensor]) -> None:
-    directory, model, source = context.output("model"), adapted.model, policy.artifact.path
+def _save(
+    context: StageContext, policy: Policy, adapted: Adapted, port: str, weights: Mapping[str, Tensor]
+) -> Path:
+    """Write a policy to its output port and return where it lies."""
+    directory, model, source = context.output(port), adapted.model, policy.artifact.path
     if not hasattr(model, "peft_config"):
-        context.describe("model", Kind.MODEL, save_policy(directory, model, source, weights=weights))
-        return
+        context.describe(port, Kind.MODEL, save_policy(directory, model, source, weights=weights))
+        return directory
     base = policy.artifact if policy.base is None else policy.base
-    facts = save_policy(directory, model, source, base=base.digest, initial=adapted.initial, weights=weights)
-    context.describe("model", Kind.ADAPTER, facts)
+    facts = save_policy(
+        directory,
+        model,
+        source,
+        base=base.digest,
+        initial=adapted.initial,
+        weights=weights,
+        quantization=context.config.quantization,
+    )
+    context.describe(port, Kind.ADAPTER, facts)
+    return directory
 
 
 def _warn(context: StageContext, text: str) -> None:

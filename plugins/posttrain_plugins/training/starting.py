@@ -54,6 +54,29 @@ class StartingPolicy:
             return cls(model, {})
         return cls(model, {name: tensor.clone() for name, tensor in _held(model).items()})
 
+    @classmethod
+    def kept(cls, model: Any, values: Values | None = None) -> StartingPolicy:
+        """Keep all trained tensors, which may follow the policy: those of the model as it is now, or other ones.
+
+        Raises:
+            StageError: The model is partitioned by DeepSpeed's stage 3.
+            KeyError: A trained tensor has no other value.
+        """
+        held = _held(model)
+        source = held if values is None else values
+        return cls(model, {name: source[name].to(tensor, copy=True) for name, tensor in held.items()})
+
+    @property
+    def values(self) -> Values:
+        """What is kept."""
+        return self._kept
+
+    @torch.no_grad()
+    def follow(self, alpha: float) -> None:
+        """Let what is kept be α · policy + (1 − α) · what was kept, parameter by parameter."""
+        for name, tensor in _held(self._model).items():
+            self._kept[name].mul_(1 - alpha).add_(tensor, alpha=alpha)
+
     @property
     def memory(self) -> int:
         """Bytes that this rank keeps for it."""

@@ -6,98 +6,43 @@ micro-batches nor the deal to ranks changes the loss or the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import accumulate
-from operator import attrgetter
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posttrain.contracts.backend import Parallel
-from posttrain.contracts.component import Component
-from posttrain.contracts.loss import Loss, LossOutput, Need, Scope, State, Stats
+from posttrain.contracts.loss import REFERENCES, LossOutput, Need, Scope, State, Stats
 from posttrain.contracts.reduction import Counts, Part
-from posttrain.contracts.trainer import Example, Scores, Trainer
+from posttrain.contracts.trainer import Example, Scores
 from posttrain.errors import StageError
 from posttrain_plugins.models.mode import evaluating
-from posttrain_plugins.training.batches import Budget, Deal, deal
-from posttrain_plugins.training.head import Head, Wanted, unwrapped
-from posttrain_plugins.training.layouts import Layout
+from posttrain_plugins.training.batches import Budget, Deal
 from posttrain_plugins.training.memory import out_of_memory
-from posttrain_plugins.training.microbatch import MicroBatch
-from posttrain_plugins.training.processor import quick_products
 from posttrain_plugins.training.randomness import Replay
+from posttrain_plugins.training.scorer import Scorer
 from posttrain_plugins.training.tally import StepResult, Tally, added
 from posttrain_plugins.training.whole import joined, slopes
 
-REFERENCES = frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS})
-"""What has to be known of the reference."""
-
 
 @dataclass
-class Stepper:
+class Stepper(Scorer):
     """Scores examples and back-propagates the loss of a whole step.
 
     Args:
-        model: The policy, possibly wrapped.
-        trainer: Assembles the loss's batch.
-        loss: The loss and its options.
-        pad: A token id to pad with; which one is immaterial.
-        budget: What a micro-batch may hold.
-        head: How supervised positions get their log-probs.
-        layout: How examples are laid out in rows.
-        parallel: The ranks that share the step.
-        precision: What to compute in (autocast); None: as the weights are.
-        config: The trainer's options.
-        reference: log π_ref by row, where it is needed: Σ over each sequence of the example, shape [sequences], or of
-            each supervised token, where `Need.REFERENCE_TOKENS` is declared.
         scale: Scales the loss before it is back-propagated, for float16.
         smaller: Told of the new budget when memory ran out.
         state: What the loss remembers from step to step.
     """
 
-    model: Any
-    trainer: Trainer
-    loss: Component
-    pad: int
-    budget: Budget
-    head: Head
-    layout: Layout
-    parallel: Parallel
-    precision: torch.dtype | None = None
-    config: Any = None
-    reference: Mapping[int, Tensor] | None = None
     scale: Callable[[Tensor], Tensor] | None = None
     smaller: Callable[[Budget], None] = lambda budget: None
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
         self.state = self._loss.begin(self.loss.config)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the policy is."""
-        return self.parallel.device
-
-    @cached_property
-    def needs(self) -> frozenset[Need]:
-        """What batches hold beside log-probs."""
-        return self._loss.needs_of(self.loss.config) | self.trainer.needs(self.config)
-
-    @property
-    def wanted(self) -> Wanted:
-        """What the head is asked for beside log-probs."""
-        shown, needs = self.trainer.diagnostics, self.needs
-        return Wanted(
-            entropy=shown or Need.ENTROPY in needs,
-            entropy_gradient=Need.ENTROPY in needs,
-            top1=shown,
-            squares=Need.SQUARES in needs,
-        )
 
     def backward(self, examples: Sequence[Example]) -> StepResult:
         """Give the parameters the gradient of the step's loss; they must have none before.
@@ -130,94 +75,10 @@ class Stepper:
         with evaluating(self.model):
             return self._step(examples, learn=False)
 
-    def micro_batches(self, examples: Sequence[Example]) -> Iterator[MicroBatch]:
-        """Cut examples and lay this rank's share out, one at a time."""
-        dealt = deal(examples, self.layout, self.budget, self.parallel.size)
-        return map(self._laid_out, dealt.of(self.parallel.rank))
-
-    def score(self, micro: MicroBatch) -> Scores:
-        """Run the policy over a micro-batch."""
-        with self.layout.attending(self.model, micro), self._autocast():
-            found = self.head(self.model, micro, self.wanted)
-        return self.referred(
-            Scores(
-                examples=micro.examples,
-                logp=found.logp,
-                entropy=found.entropy,
-                top1=found.top1,
-                sequence=micro.sequence,
-                lengths=micro.lengths,
-                weight=micro.weight,
-                squares=found.squares,
-                value=found.value,
-            )
-        )
-
-    def referred(self, scores: Scores) -> Scores:
-        """Return scores with what the reference says, where that is needed."""
-        if self.reference is None or not self.needs & REFERENCES:
-            return scores
-        found = [self.reference[example.row] for example in scores.examples]
-        told = torch.cat(found).to(self.device) if found else torch.zeros(0, device=self.device)
-        if Need.REFERENCE_TOKENS not in self.needs:
-            return replace(scores, reference=told)
-        sums = told.new_zeros(len(scores.lengths)).index_add(0, scores.sequence, told)
-        return replace(scores, reference=sums, reference_logp=told)
-
-    def totals(self, examples: Sequence[Example], pause: Callable[[int], None]) -> dict[int, Tensor]:
-        """Return Σ log π over the supervised tokens of each sequence, shape [sequences], float32, by row.
-
-        Args:
-            examples: Any number of them; every rank is given all and scores its share.
-            pause: Called with the number of this rank's examples done; may raise to stop.
-        """
-        return self._told(examples, pause, [len(each.sequences) for each in examples], _sequence_sums)
-
-    def log_probs(self, examples: Sequence[Example], pause: Callable[[int], None]) -> dict[int, Tensor]:
-        """Return log π of the supervised tokens of each example, shape [tokens], float32, by row; see `totals`."""
-        return self._told(examples, pause, [each.predicted for each in examples], attrgetter("logp"))
-
-    def _told(
-        self,
-        examples: Sequence[Example],
-        pause: Callable[[int], None],
-        sizes: Sequence[int],
-        read: Callable[[Scores], Tensor],
-    ) -> dict[int, Tensor]:
-        """Return what `read` finds in the scores, by row: so many numbers of each example, example by example."""
-        ends = list(accumulate(sizes))
-        place = {
-            example.row: slice(end - size, end)
-            for example, end, size in zip(examples, ends, sizes, strict=True)
-        }
-        found = torch.zeros(ends[-1] if ends else 0, device=self.device)
-        done = 0
-        with evaluating(self.model):
-            for micro in self.micro_batches(examples):
-                with self._quick(micro.tokens.numel()):
-                    values = read(self.score(micro))
-                places = [place[example.row] for example in micro.examples]
-                for where, part in zip(
-                    places, values.split([at.stop - at.start for at in places]), strict=True
-                ):
-                    found[where] = part
-                done += len(places)
-                pause(done)
-        found = self.parallel.sum(found).cpu()
-        return {row: found[where].clone() for row, where in place.items()}
-
-    def _scored(self, part: Sequence[Example]) -> Scores:
-        return self.score(self._laid_out(part))
-
-    @property
-    def _loss(self) -> Loss:
-        loss: Loss = self.loss.plugin
-        return loss
-
     def _halve(self, examples: Sequence[Example], lacking: str) -> None:
         """Halve the budget, if this rank can start the step again and there is something to halve."""
-        dealt = deal(examples, self.layout, self.budget, self.parallel.size)
-        largest = max(self.layout.size(part) for parts in dealt.rounds for part in parts)
+        rounds = [each for kind in self._kinds(examples) for each in self._dealt(kind).rounds]
+        largest = max(self.layout.size(part) for parts in rounds for part in parts)
         tokens = min(self.budget.tokens, largest)
         self.budget = replace(self.budget, tokens=tokens).half
         self.smaller(self.budget)
@@ -232,19 +93,26 @@ class Stepper:
                 else "use gradient_checkpointing or a shorter max_length",
             )
 
-    def _laid_out(self, part: Sequence[Example]) -> MicroBatch:
-        micro = self.layout.arrange(part, self.pad, self.device)
-        assert len(micro.targets) == sum(example.predicted for example in part), (
-            "the denominator must count exactly the tokens that are scored"
-        )
-        return micro
+    def _kinds(self, examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+        """Return what is learned of a step, and what is only measured, in a pass of its own without gradient.
+
+        A loss that sees the whole step sees both together.
+        """
+        if self._loss.scope is Scope.STEP:
+            return list(examples), []
+        learned, asked = [example.learned for example in examples], Need.MISMATCHED in self.needs
+        return learned, [each for example in examples if asked and (each := example.measured) is not None]
 
     def _step(self, examples: Sequence[Example], learn: bool) -> StepResult:
-        dealt = deal(examples, self.layout, self.budget, self.parallel.size)
-        parts, tally, replay = dealt.of(self.parallel.rank), Tally(), Replay(self.device)
-        run = self._as_a_whole if self._loss.scope is Scope.STEP else self._part_by_part
-        with self._quick(max(map(self.layout.size, parts))):
-            state = run(dealt, parts, replay, tally, learn)
+        learned, measured = self._kinds(examples)
+        dealt, tally, replay = self._dealt(learned), Tally(), Replay(self.device)
+        parts = dealt.of(self.parallel.rank)
+        apart = self._dealt(measured).of(self.parallel.rank) if measured else []
+        with self._quick(max(map(self.layout.size, [*parts, *apart]))):
+            if self._loss.scope is Scope.STEP:
+                state = self._as_a_whole(dealt, parts, replay, tally, learn)
+            else:
+                state = self._part_by_part(dealt, parts, apart, replay, tally, learn)
         if learn:
             self.state = state
         return tally.result(
@@ -254,12 +122,20 @@ class Stepper:
         )
 
     def _part_by_part(
-        self, dealt: Deal, parts: Sequence[Sequence[Example]], replay: Replay, tally: Tally, learn: bool
+        self,
+        dealt: Deal,
+        parts: Sequence[Sequence[Example]],
+        apart: Sequence[Sequence[Example]],
+        replay: Replay,
+        tally: Tally,
+        learn: bool,
     ) -> State:
         """Call the loss on each micro-batch; measure the whole step first where the loss asks for that."""
         kept: dict[int, Scores] = {}
         stats: Stats = {}
-        if self._loss.measures:
+        if apart:
+            stats = self._measured(apart, Replay(self.device), {})
+        elif self._loss.measures:
             # A step of one micro-batch a rank is scored once; what it measures is taken from the same scores.
             if len(parts) == 1:
                 kept[0] = self._scored(parts[0])
@@ -328,6 +204,8 @@ class Stepper:
         return output
 
     def _batch(self, scores: Scores) -> Any:
+        known = scores.reference is not None or not self.needs & REFERENCES
+        assert known, "the reference is scored before the loss is called"
         return self.trainer.batch(scores, self.config)
 
     def _backward(self, share: Tensor, last: bool) -> None:
@@ -368,24 +246,3 @@ class Stepper:
             gaps = (scores.totals(logp).flatten() - scores.reference).abs() / scores.lengths.clamp(min=1)
             # The loss is not finite where a log-prob is not, so no gap that matters is NaN.
             tally.gaps.append(gaps.max())
-
-    def _quick(self, tokens: int) -> AbstractContextManager[None]:
-        """Speed up the matrix products of micro-batches of some tokens, where that is exact."""
-        # transformers' own attention would lose more by it than the rest gains.
-        own = unwrapped(self.model).config._attn_implementation == "sdpa"
-        width = 0 if own else self._largest.shape[-1]
-        return quick_products(self._largest, tokens * width * width)
-
-    @cached_property
-    def _largest(self) -> torch.nn.Parameter:
-        return max(self.model.parameters(), key=lambda tensor: tensor.numel() if tensor.dim() > 1 else 0)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(
-            self.device.type, dtype=self.precision or torch.bfloat16, enabled=self.precision is not None
-        )
-
-
-def _sequence_sums(scores: Scores) -> Tensor:
-    """Return Σ log π of every sequence, shape [S]."""
-    return scores.logp.new_zeros(len(scores.lengths)).index_add(0, scores.sequence, scores.logp)

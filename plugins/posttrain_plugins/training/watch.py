@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import transformers
@@ -50,7 +49,7 @@ class Watch(transformers.TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Stream the metrics of the steps since the last report."""
-        logs: Mapping[str, float] = rest["logs"]
+        logs: dict[str, float] = rest["logs"]
         if "loss" not in logs:
             return
         now = time.monotonic()
@@ -62,3 +61,4 @@ class Watch(transformers.TrainerCallback):
         values["tokens_per_second"] = self.loop.tokens / max(now - self._since - self.loop.paused, 1e-9)
         self.loop.tokens, self.loop.paused, self._since = 0, 0.0, now
         self.context.metrics(state.global_step, values)
+        logs.update(values)  # for the callbacks that are told after this one

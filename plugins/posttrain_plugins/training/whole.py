@@ -48,11 +48,12 @@ def joined(dealt: Deal, parts: Sequence[Scores], parallel: Parallel, wanted: Wan
         lengths=lengths.to(device),
         weight=torch.tensor([example.weight for example in examples], device=device),
         squares=whole("squares", True) if wanted.squares else None,
+        mean_logp=whole("mean_logp", True) if wanted.mean_logp else None,
         value=whole("value", True) if valued else None,
     )
 
 
-LEAVES = ("logp", "entropy", "squares", "value")
+LEAVES = ("logp", "entropy", "squares", "mean_logp", "value")
 """The scores that a loss may depend on."""
 
 

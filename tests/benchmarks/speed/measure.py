@@ -1,7 +1,7 @@
 """Measures posttrain against TRL and keeps what it finds, one JSON line a measurement.
 
-    python tests/benchmarks/speed/measure.py [--only NAME…] [--objectives sft dpo] [--parts grid race memory …]
-        [--settings NAME…] [--repeats N] [--results FILE] [--again PART…]
+    python tests/benchmarks/speed/measure.py [--only NAME…] [--objectives NAME…] [--parts grid race memory …]
+        [--settings NAME…] [--repeats N] [--warm N] [--results FILE] [--again PART…]
 
 A measurement that is in the results already is not made again: a run that was cut off goes on where it was.
 What posttrain takes part in is measured anew when its code is another; TRL's grid depends on TRL alone.
@@ -22,8 +22,9 @@ from typing import Any
 
 import interleave
 import materials
+from objectives import OBJECTIVES
 from results import CLOCKS, RESULTS, WARM, Results, difference, needed, step_seconds, tried_seconds
-from scenarios import DEFAULT, OBJECTIVES, ROW_COUNTS, SCENARIOS, VOCABULARIES, Scenario, trl_grid
+from scenarios import DEFAULT, ROW_COUNTS, SCENARIOS, VOCABULARIES, Scenario, trl_grid
 
 POSTTRAIN = "posttrain"
 TRL_SIDE, POSTTRAIN_SIDE = "trl_side.py", "posttrain_side.py"
@@ -42,14 +43,21 @@ class Bench:
     Args:
         results: Where they are kept.
         again: Parts to measure even so.
-        repeats: Steps of each side that count; `WARM` go before them.
-        settings: Names of the settings of TRL to try; all of the grid unless given. The grid's page lists those.
+        repeats: Steps of each side that count.
+        settings: Names of the settings of TRL to try and to race; all of the grid unless given.
+        warm: Steps that go before those.
     """
 
     def __init__(
-        self, results: Results, again: Sequence[str], repeats: int, settings: Sequence[str] | None = None
+        self,
+        results: Results,
+        again: Sequence[str],
+        repeats: int,
+        settings: Sequence[str] | None = None,
+        warm: int = WARM,
     ) -> None:
         self.results, self.again, self.repeats, self.settings = results, set(again), repeats, settings
+        self.warm = warm
         self.cache = results.path.parent / "materials"
 
     def grid(self, scenario: Scenario, objective: str) -> None:
@@ -76,19 +84,18 @@ class Bench:
         settings = trl_grid(objective, scenario.batch[objective])
         racing = dict.fromkeys([*self._fastest(scenario, objective)[:FINALISTS], DEFAULT])
         epochs = 2 if any(settings[name].get("unordered") for name in racing) else 1
-        with Jobs(self.cache, scenario, objective, self.repeats + WARM) as jobs:
+        with Jobs(self.cache, scenario, objective, self.repeats + self.warm) as jobs:
             sides = {POSTTRAIN: jobs.of("posttrain", POSTTRAIN_SIDE, {}, epochs, REFERENCES, gradient=True)}
             for number, name in enumerate(racing):
                 sides[name] = jobs.of(f"trl-{number}", TRL_SIDE, settings[name], epochs, REFERENCES, True)
             measured = interleave.together(sides)
             kept = {name: job["gradient"] for name, (_, job) in sides.items()}
             gradients = {name: difference(kept[POSTTRAIN], kept[name]) for name in racing}
-        steps = self.repeats + WARM
-        times = {name: step_seconds(measured[name]["seconds"], epochs, steps) for name in sides}
+        steps, warm = self.repeats + self.warm, self.warm
+        times = {name: step_seconds(measured[name]["seconds"], epochs, steps, warm) for name in sides}
         best = min(racing, key=lambda name: times[name])
-        self.results.keep(
-            key, sides=measured, seconds=times, best=best, gradients=gradients, epochs=epochs, steps=steps
-        )
+        facts = {"gradients": gradients, "epochs": epochs, "steps": steps, "warm": warm}
+        self.results.keep(key, sides=measured, seconds=times, best=best, **facts)
         ratio = times[best] / times[POSTTRAIN]
         _say(f"{' / '.join(key)}: {times[best]:.3f} s ({best}) / {times[POSTTRAIN]:.3f} s = {ratio:.2f}")
 
@@ -137,7 +144,8 @@ class Bench:
 
     def _fastest(self, scenario: Scenario, objective: str) -> list[str]:
         """Name the settings of the grid that were tried, the fastest first."""
-        names = trl_grid(objective, scenario.batch[objective])
+        grid = trl_grid(objective, scenario.batch[objective])
+        names = [name for name in grid if self.settings is None or name in self.settings]
         found = {name: self.results.found.get(("grid", scenario.name, objective, name)) for name in names}
         tried = {name: record["seconds"] for name, record in found.items() if record is not None}
         if not tried:
@@ -159,12 +167,12 @@ class Jobs:
     Args:
         cache: Where models are kept.
         scenario: The shape.
-        objective: `sft` or `dpo`.
+        objective: What is trained.
         steps: Optimizer steps of an epoch.
     """
 
     def __init__(self, cache: Path, scenario: Scenario, objective: str, steps: int) -> None:
-        self.model = materials.model_directory(scenario.model, cache)
+        self.model = materials.start_directory(scenario.model, objective, cache)
         self.scenario, self.objective = scenario, objective
         self.count = steps * scenario.batch[objective]
 
@@ -230,20 +238,21 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
-    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
+    parser.add_argument("--objectives", nargs="+", choices=list(OBJECTIVES), default=list(OBJECTIVES))
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--again", nargs="+", choices=PARTS, default=[])
     parser.add_argument("--settings", nargs="+", default=None)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--warm", type=int, default=WARM, help="steps before those that count")
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args(given)
 
 
 def run(asked: argparse.Namespace) -> Results:
     """Measure what is asked for: of each scenario the whole grid before its race."""
-    bench = Bench(Results(asked.results), asked.again, asked.repeats, asked.settings)
+    bench = Bench(Results(asked.results), asked.again, asked.repeats, asked.settings, asked.warm)
     for name in asked.only:
-        for objective in asked.objectives:
+        for objective in filter(SCENARIOS[name].batch.__contains__, asked.objectives):
             for part in ("grid", "race", "memory"):
                 if part in asked.parts:
                     getattr(bench, part)(SCENARIOS[name], objective)

@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from report import Row
+from comparison import Row
+from objectives import OBJECTIVES
 
 WIDTH, LEFT, BAR, GAP = 760, 230, 14, 6
-COLOURS = {"sft": "#2f6f9f", "dpo": "#c2703d"}
+COLOURS = {
+    "sft": "#2f6f9f",
+    "dpo": "#c2703d",
+    "kto": "#3d8f5f",
+    "orpo": "#7a5fa8",
+    "cpo": "#a8873a",
+    "reward": "#a04a5e",
+}
 
 
 def ratios(every: Sequence[Row]) -> str:
@@ -39,8 +47,8 @@ def ratios(every: Sequence[Row]) -> str:
 def _bar(row: Row, y: float, place: object) -> list[str]:
     assert callable(place)
     start, end = sorted((place(1.0), place(row.ratio)))
-    wanted = place(row.scenario.targets[row.objective])
-    name = f"{row.scenario.name}, {row.objective.upper()}"
+    wanted = place(row.scenario.ratio(row.objective))
+    name = f"{row.scenario.name}, {OBJECTIVES[row.objective].title}"
     return [
         f'<text x="{LEFT - 12}" y="{y + BAR - 3}" text-anchor="end" fill="#222222">{name}</text>',
         f'<rect x="{start:.1f}" y="{y}" width="{end - start:.1f}" height="{BAR}" fill="{COLOURS[row.objective]}"/>',

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from gates import Gate, memory
-from materials import FORMATS, read_rows
+from materials import read_rows
+from objectives import OBJECTIVES
 from scenarios import LORA
 from watching import watch
 
@@ -35,12 +36,13 @@ _COMMON = {"shuffle": False, "save_steps": 0}
 
 def context(job: dict[str, Any]) -> FakeContext:
     """Return the context of one training."""
-    directory, objective = Path(job["directory"]), job["objective"]
+    directory, known = Path(job["directory"]), OBJECTIVES[job["objective"]]
     data = directory / "data"
     data.mkdir(parents=True)
-    model = as_artifact(Path(job["model"]), facts_of(Path(job["model"])))
-    rows = as_artifact(data, write_rows(data, read_rows(job), FORMATS[objective]), Kind.DATASET)
-    trainer = catalogue().stage(f"train.{objective}")
+    kind = Kind.REWARD_MODEL if known.judged else Kind.MODEL
+    model = as_artifact(Path(job["model"]), facts_of(Path(job["model"])), kind)
+    rows = as_artifact(data, write_rows(data, read_rows(job), known.format), Kind.DATASET)
+    trainer = catalogue().stage(f"train.{job['objective']}")
     options: dict[str, Any] = {"lora": LORA} if job["lora"] else {}
     if job["epochs"] is not None:
         options["num_train_epochs"] = job["epochs"]

@@ -55,21 +55,23 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 WARM = 8
-"""Steps before the times of a race count: kernels are made for the first shapes, and memory is touched first."""
+"""Steps before the times of a race count, unless it says otherwise: kernels are made for the first shapes, and memory
+is touched first."""
 
 
-def step_seconds(seconds: Seconds, epochs: int, steps: int) -> float:
+def step_seconds(seconds: Seconds, epochs: int, steps: int, warm: int = WARM) -> float:
     """Return the seconds of a step, its share of a pass over the reference included.
 
-    The median without the first `WARM` steps; by the second of two epochs where a side chooses the rows of a step.
+    The median without the first steps; by the second of two epochs where a side chooses the rows of a step.
 
     Args:
         seconds: Of each piece of work, by kind.
         epochs: One or two.
         steps: Steps of an epoch, as the batch size has it.
+        warm: Steps that do not count.
     """
     times = seconds["step"]
-    step = statistics.median(times[WARM:]) if epochs == 1 else sum(times[len(times) // 2 :]) / steps
+    step = statistics.median(times[warm:]) if epochs == 1 else sum(times[len(times) // 2 :]) / steps
     return step + reference_seconds(seconds) / steps
 
 

@@ -10,14 +10,26 @@ import torch
 from datasets import Dataset
 from gates import Gate, memory
 from materials import SEED, encoded, read_rows
+from objectives import OBJECTIVES
 from peft import LoraConfig
 from scenarios import LORA
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    KTOConfig,
+    KTOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 from watching import watch
 
 
-class _Dpo(DPOTrainer):
+class _Referenced:
     """Takes rows that are tokens already, and does the reference when it is told to, as often as it is told."""
 
     gate: Gate
@@ -27,15 +39,54 @@ class _Dpo(DPOTrainer):
         return dataset
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        score = super()._precompute_ref_logps  # type: ignore[misc]
         for number in range(self.repeats):
             dataset._fingerprint = f"{name}-{number}"
-            made = self.gate.timed(
-                "reference", lambda: super(_Dpo, self)._precompute_ref_logps(dataset, name, batch_size)
-            )
+            made = self.gate.timed("reference", lambda: score(dataset, name, batch_size))
         return made
 
 
-TRAINERS: dict[str, tuple[Any, Any]] = {"sft": (SFTTrainer, SFTConfig), "dpo": (_Dpo, DPOConfig)}
+class _Dpo(_Referenced, DPOTrainer):
+    pass
+
+
+class _Kto(_Referenced, KTOTrainer):
+    pass
+
+
+class _Encoded:
+    """Takes rows that are tokens already."""
+
+    def tokenize_row(self, feature: dict[str, Any], model: Any = None) -> dict[str, Any]:
+        return {}
+
+
+class _Cpo(_Encoded, CPOTrainer):
+    pass
+
+
+class _Orpo(_Encoded, ORPOTrainer):
+    """ORPO's likelihood is that of the answers here, as in its paper, and not that of prompts too.
+
+    TRL's CPO has the same forward pass but for that: the same logits and cross-entropy, with prompts masked.
+    """
+
+    cpo_alpha, loss_type = 1.0, "simpo"
+    concatenated_forward = CPOTrainer.concatenated_forward
+
+    @property
+    def pad_token_id(self) -> int:
+        return self.padding_value
+
+
+TRAINERS: dict[str, tuple[Any, Any]] = {
+    "sft": (SFTTrainer, SFTConfig),
+    "dpo": (_Dpo, DPOConfig),
+    "kto": (_Kto, KTOConfig),
+    "orpo": (_Orpo, ORPOConfig),
+    "cpo": (_Cpo, CPOConfig),
+    "reward": (RewardTrainer, RewardConfig),
+}
 
 
 def arguments(job: dict[str, Any]) -> dict[str, Any]:
@@ -67,9 +118,11 @@ def main() -> None:
     began = time.perf_counter()
     watch(gate, began)
     trainer_class, config_class = TRAINERS[job["objective"]]
-    _Dpo.gate, _Dpo.repeats = gate, job["references"]
+    _Referenced.gate, _Referenced.repeats = gate, job["references"]
     directory = Path(job["model"])
-    model = AutoModelForCausalLM.from_pretrained(
+    judged = OBJECTIVES[job["objective"]].judged
+    model_class = AutoModelForSequenceClassification if judged else AutoModelForCausalLM
+    model = model_class.from_pretrained(
         directory, dtype=torch.float32, attn_implementation=job["setting"].get("attention", "sdpa")
     )
     trainer = trainer_class(

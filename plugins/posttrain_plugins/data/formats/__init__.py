@@ -15,8 +15,10 @@ from posttrain_plugins.data.formats.passages import passage_of
 from posttrain_plugins.data.formats.preference import Preference, UnpairedPreference
 from posttrain_plugins.data.formats.prompts import Prompt, PromptCompletion
 from posttrain_plugins.data.formats.schema import Schema, schema_of
+from posttrain_plugins.data.formats.scored import Ranked, Scored
 from posttrain_plugins.data.formats.sharegpt import ShareGpt, ShareGptPreference
 from posttrain_plugins.data.formats.stepwise import Stepwise
+from posttrain_plugins.data.formats.three_way import ThreeWay
 from posttrain_plugins.data.formats.ultrafeedback import UltraFeedback
 from posttrain_plugins.data.formats.values import listed, type_name
 
@@ -43,6 +45,9 @@ BUILT_IN: Mapping[str, type[Format]] = {
     "prompt_completion": PromptCompletion,
     "preference": Preference,
     "unpaired_preference": UnpairedPreference,
+    "three_way": ThreeWay,
+    "scored": Scored,
+    "ranked": Ranked,
     "stepwise": Stepwise,
     "implicit_preference": ImplicitPreference,
     "full_preference": FullPreference,

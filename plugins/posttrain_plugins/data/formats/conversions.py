@@ -33,7 +33,7 @@ def before_last_answer(row: Row) -> Iterable[Row]:
 
 def prompt_alone(row: Row) -> Iterable[Row]:
     """Leave the prompt and what travels along."""
-    dropped = ("completion", "completions", "chosen", "rejected", "label", "labels")
+    dropped = ("completion", "completions", "chosen", "rejected", "label", "labels", "score", "scores")
     return (others(row, *dropped),)
 
 
@@ -70,6 +70,26 @@ def good_alone(row: Row) -> Iterable[Row]:
 def good_joined(row: Row) -> Iterable[Row]:
     """`unpaired_preference`: the conversation, where the completion is good."""
     return [each for good in good_alone(row) for each in joined(good)]
+
+
+def score_left_out(row: Row) -> Iterable[Row]:
+    """`scored`: the completion, however good it is."""
+    return (others(row, "score"),)
+
+
+def each_scored(row: Row) -> Iterable[Row]:
+    """`ranked`: every completion with its score."""
+    rest = others(row, "completions", "scores")
+    pairs = zip(row["completions"], row["scores"], strict=True)
+    return tuple(rest | {"completion": completion, "score": score} for completion, score in pairs)
+
+
+def best_and_worst(row: Row) -> Iterable[Row]:
+    """`ranked`: the first of the best completions and the first of the worst; nothing where all are as good."""
+    scores, rest = row["scores"], others(row, "completions", "scores")
+    best, worst = scores.index(max(scores)), scores.index(min(scores))
+    if scores[best] > scores[worst]:
+        yield rest | {"chosen": row["completions"][best], "rejected": row["completions"][worst]}
 
 
 def steps_together(row: Row) -> Iterable[Row]:

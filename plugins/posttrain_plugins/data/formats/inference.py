@@ -16,6 +16,9 @@ _LEARNED: Mapping[str, str] = {
     "prompt_completion": "the answer to the prompt",
     "preference": "which of two answers is better",
     "unpaired_preference": "whether an answer is good",
+    "three_way": "which of two answers is better, and a third one",
+    "scored": "how good an answer is",
+    "ranked": "which of several answers are better",
     "stepwise": "which steps are right",
 }
 """What a trainer learns of the canonical formats."""

@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.contracts.format import Conversion, Format, Row
 from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import as_messages, completion_messages
-from posttrain_plugins.data.formats import conversions
+from posttrain_plugins.data.formats import conversions, three_way
 from posttrain_plugins.data.formats.values import listed
 
 _EVERY: Mapping[tuple[str, str], Conversion] = {
@@ -18,6 +18,7 @@ _EVERY: Mapping[tuple[str, str], Conversion] = {
 }
 """What is done instead where every answer of a conversation is to become a row."""
 _ANSWERS = ("completion", "chosen", "rejected")
+"""Columns that are answers in whichever format has them."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def with_turns(row: Row) -> dict[str, Any]:
     made = dict(row)
     if isinstance(row.get("prompt"), str):
         made["prompt"] = as_messages(row["prompt"])
-    for column in _ANSWERS:
+    # A lone `gold` travels along with rows of other formats.
+    for column in {*_ANSWERS, *three_way.ANSWERS} if row.keys() >= {*three_way.ANSWERS} else _ANSWERS:
         if isinstance(row.get(column), str):
             made[column] = completion_messages(row[column])
     return made

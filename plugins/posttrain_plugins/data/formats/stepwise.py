@@ -6,6 +6,8 @@ Lightman et al., "Let's Verify Step by Step", arXiv 2305.20050.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from posttrain.contracts.format import Format, Row
@@ -40,12 +42,26 @@ class Stepwise(Format):
         return extras_problem(row)
 
     def passages(self, row: Row) -> Sequence[Passage]:
-        """The prompt with all steps; where each ends is the trainer's business."""
+        """The prompt with all steps as one answer; `in_steps` tells where each ends."""
         return (
             passage_of(
                 row, "completion", row["prompt"], conversions.whole(row["prompt"], row["completions"])
             ),
         )
+
+
+def in_steps(row: Row) -> Passage:
+    """Return a row's prompt with its answer and where each step of it ends; strings are put together as they are.
+
+    Raises:
+        DataError: Something beside the texts, such as `tools`, is malformed.
+    """
+    prompt, steps = row["prompt"], row["completions"]
+    ends = tuple(accumulate(map(len, steps)))
+    if isinstance(steps[0], str):
+        return replace(passage_of(row, "completion", prompt, None), completion="".join(steps), steps=ends)
+    messages = [message for step in steps for message in step]
+    return replace(passage_of(row, "completion", prompt, messages), steps=ends)
 
 
 def _steps(value: Any) -> str | None:

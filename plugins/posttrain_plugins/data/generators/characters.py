@@ -11,24 +11,18 @@ from pydantic import Field, PositiveInt, model_validator
 from posttrain.contracts.component import Config
 from posttrain.errors import DataError
 from posttrain_plugins.data.generators.sorting import SortWords
+from posttrain_plugins.data.generators.steps import RunningSum
 
 _FORMAT = "prompt_completion"
 _COLUMNS = ("prompt", "completion", "answer")
 
 
-class ReverseConfig(Config):
-    """The strings to reverse."""
+class StringsConfig(Config):
+    """Strings to reverse."""
 
     min_length: PositiveInt = Field(default=3, description="shortest string, in characters")
     max_length: PositiveInt = Field(default=6, description="longest string")
     alphabet: str = Field(default="abcdefgh", min_length=1, description="the characters they are made of")
-    careless: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=1.0,
-        description="the share of completions in which two neighbouring letters are swapped, like "
-        "demonstrations of mixed quality; `answer` stays right",
-    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -39,6 +33,18 @@ class ReverseConfig(Config):
         if self.alphabet != "".join(self.alphabet.split()):
             raise ValueError("alphabet must hold no white space: chat templates may trim it")
         return self
+
+
+class ReverseConfig(StringsConfig):
+    """The strings to reverse, and how well."""
+
+    careless: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="the share of completions in which two neighbouring letters are swapped, like "
+        "demonstrations of mixed quality; `answer` stays right",
+    )
 
 
 class Reverse:
@@ -65,6 +71,34 @@ class Reverse:
             answer = text[::-1]
             careless = config.careless > 0 and draw.random() < config.careless
             yield _row(text, answer, _with_slip(answer, draw) if careless else answer)
+
+
+class ReversePairs:
+    """Reverse a string: the reversal is chosen, and one in which two neighbouring letters are swapped is rejected.
+
+    Where all letters are the same, the rejected answer has one too many.
+    """
+
+    config = StringsConfig
+    format = "preference"
+    columns = ("prompt", "chosen", "rejected", "answer")
+
+    def __call__(self, config: StringsConfig, rows: int, seed: int) -> Iterator[dict[str, Any]]:
+        """Yield `rows` rows with different prompts.
+
+        Raises:
+            DataError: There are not that many strings.
+        """
+        careless = ReverseConfig(**config.model_dump(), careless=1.0)
+        for row in Reverse()(careless, rows, seed):
+            answer, slip = row["answer"], row["completion"][0]["content"]
+            rejected = answer + answer[0] if slip == answer else slip
+            yield {
+                "prompt": row["prompt"],
+                "chosen": [{"role": "assistant", "content": answer}],
+                "rejected": [{"role": "assistant", "content": rejected}],
+                "answer": answer,
+            }
 
 
 class AdditionConfig(Config):
@@ -149,5 +183,11 @@ def _row(prompt: str, answer: str, completion: str | None = None) -> dict[str, A
     }
 
 
-BUILT_IN: dict[str, type[Any]] = {"reverse": Reverse, "addition": Addition, "sort_words": SortWords}
+BUILT_IN: dict[str, type[Any]] = {
+    "reverse": Reverse,
+    "reverse_pairs": ReversePairs,
+    "addition": Addition,
+    "sort_words": SortWords,
+    "running_sum": RunningSum,
+}
 """Those whose rows can be made while planning."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-PREFERENCE = "preference"
+PAIRED = frozenset({"preference", "three_way"})
+"""Formats with a better and a worse answer."""
 MESSAGES = "messages"
 _SETTING = ("system", "developer")
 """Turns that set the scene rather than speak."""
@@ -30,7 +31,7 @@ def flaws_of(row: Mapping[str, Any], format: str) -> Iterator[str]:
         turns = (turn["role"] for turn in row["messages"])
         if next((role for role in turns if role not in _SETTING), None) == "assistant":
             yield "answers_first"
-    if format != PREFERENCE:
+    if format not in PAIRED:
         return
     if row["chosen"] == row["rejected"]:
         yield "identical_pairs"

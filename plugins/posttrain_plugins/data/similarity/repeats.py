@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.artifacts.manifest import canonical
-from posttrain_plugins.data.judging.flaws import PREFERENCE
+from posttrain_plugins.data.judging.flaws import PAIRED
 
 _CONSTANT = 0.9
 _FEW = 10
@@ -26,7 +26,7 @@ class Repeats:
 
     def __init__(self, format: str, columns: Sequence[str]) -> None:
         self._columns = columns
-        self._pairs = format == PREFERENCE
+        self._pairs = format in PAIRED
         self._rows = 0
         self._counts: Counter[str] = Counter()
         self._seen: set[int] = set()

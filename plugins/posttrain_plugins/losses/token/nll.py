@@ -12,6 +12,13 @@ class Nll(Loss):
 
     The mean is taken over tokens, so a long answer weighs more than a short one, and no split of the step
     changes it.
+
+    Example:
+        One answer whose two tokens have the probabilities 1/2 and 1/4: (ln 2 + ln 4) / 2
+
+        >>> from posttrain_plugins.testing.worked import worked
+        >>> worked(Nll, logp=[-0.6931, -1.3863], example=[0, 0])
+        1.0397
     """
 
     family = Family.TOKEN

@@ -75,8 +75,7 @@ def linear_scores(
     if extra:
         hidden, targets = pad(hidden, (0, 0, 0, extra)), pad(targets, (0, extra))
     found = apply(hidden, weight, bias, targets, plan, grad)
-    logp, entropy, top1, squares = (each[:count] for each in found) if extra else found
-    return TokenScores(logp, entropy, top1, squares if plan.wanted.squares else None)
+    return plan.wanted.scores(*((each[:count] for each in found) if extra else found))
 
 
 class LinearScores(torch.autograd.Function):
@@ -98,8 +97,8 @@ class LinearScores(torch.autograd.Function):
         targets: Tensor,
         plan: Plan,
         grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return log-probs, entropies, top-1 flags and sums of squares, shape [N] each."""
+    ) -> tuple[Tensor, ...]:
+        """Return `Statistics.told`, shape [N] each."""
         needs = tuple(grad and needed for needed in ctx.needs_input_grad[:3])
         dtype = compute_type(hidden, weight)
         with (
@@ -125,15 +124,15 @@ class LinearScores(torch.autograd.Function):
         )
         ctx.mark_non_differentiable(*stats.fixed(plan.wanted))
         ctx.set_materialize_grads(False)
-        return stats.logp, stats.entropy, stats.top1, stats.squares
+        return stats.told
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
-        ctx: Any, logp: Tensor | None, entropy: Tensor | None, _: Any, squares: Tensor | None
+        ctx: Any, logp: Tensor | None, entropy: Tensor | None, _: Any, *others: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden states, weight and bias, as far as they are needed."""
-        pull = Pull.of(logp, entropy, squares)
+        pull = Pull.of(logp, entropy, *others)
         if pull is None:
             return (None,) * 6
         hidden, weight, bias, targets, kept, pulled, *measured = ctx.saved_tensors

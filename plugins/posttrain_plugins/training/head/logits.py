@@ -30,18 +30,15 @@ def logit_scores(raw: Tensor, targets: Tensor, wanted: Wanted, tail: Tail | None
         tail: What follows the head; nothing unless given.
     """
     apply: Callable[..., tuple[Tensor, ...]] = LogitScores.apply
-    logp, entropy, top1, squares = apply(raw, targets, wanted, tail or Tail())
-    return TokenScores(logp, entropy, top1, squares if wanted.squares else None)
+    return wanted.scores(*apply(raw, targets, wanted, tail or Tail()))
 
 
 class LogitScores(torch.autograd.Function):
     """`logit_scores` with its gradient: the backward pass holds one tensor of the logits' size and no more."""
 
     @staticmethod
-    def forward(
-        ctx: Any, raw: Tensor, targets: Tensor, wanted: Wanted, tail: Tail
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return log-probs, entropies, top-1 flags and sums of squares, shape [N] each."""
+    def forward(ctx: Any, raw: Tensor, targets: Tensor, wanted: Wanted, tail: Tail) -> tuple[Tensor, ...]:
+        """Return `Statistics.told`, shape [N] each."""
         stats = Statistics.empty(len(raw), statistics_type(raw.dtype), raw.device)
         for rows in pieces(len(raw), block_rows(raw.shape[-1], raw.device)):
             logits = _tailed(raw[rows], tail, stats.logp.dtype)
@@ -50,15 +47,15 @@ class LogitScores(torch.autograd.Function):
         ctx.save_for_backward(raw, targets, *stats.saved)
         ctx.mark_non_differentiable(*stats.fixed(wanted))
         ctx.set_materialize_grads(False)
-        return stats.logp, stats.entropy, stats.top1, stats.squares
+        return stats.told
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
-        ctx: Any, logp: Tensor | None, entropy: Tensor | None, _: Any, squares: Tensor | None
+        ctx: Any, logp: Tensor | None, entropy: Tensor | None, _: Any, *others: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, shape [N, V]."""
-        pull = Pull.of(logp, entropy, squares)
+        pull = Pull.of(logp, entropy, *others)
         if pull is None:
             return (None,) * 4
         raw, targets, *measured = ctx.saved_tensors

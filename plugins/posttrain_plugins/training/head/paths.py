@@ -82,15 +82,13 @@ class DecoderHead(Head):
         """See `Head`."""
         decoder, head = parts_of(model)
 
-        def forward(_: Any, *, selected: Tensor, targets: Tensor, **inputs: Any) -> tuple[Tensor, ...]:
+        def forward(_: Any, *, selected: Tensor, targets: Tensor, **inputs: Any) -> dict[str, Tensor]:
             hidden = decoder(**inputs)[0]
             rows = hidden.flatten(0, -2).index_select(0, selected)
-            scores = self.score(head, rows, targets, wanted)
-            told = (scores.logp, scores.entropy, scores.top1)
-            return told if scores.squares is None else (*told, scores.squares)
+            return self.score(head, rows, targets, wanted).given
 
         with forward_as(unwrapped(model), forward):
-            return TokenScores(*model(selected=micro.selected, targets=micro.targets, **micro.inputs))
+            return TokenScores(**model(selected=micro.selected, targets=micro.targets, **micro.inputs))
 
     @abstractmethod
     def score(self, head: nn.Module, rows: Tensor, targets: Tensor, wanted: Wanted) -> TokenScores:
@@ -110,15 +108,13 @@ class AnalyticHead(DecoderHead):
     def score(self, head: nn.Module, rows: Tensor, targets: Tensor, wanted: Wanted) -> TokenScores:
         """See `DecoderHead`."""
 
-        def forward(linear: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+        def forward(linear: Any, hidden: Tensor) -> dict[str, Tensor]:
             weight = linear.weight
             plan = Plan(self.tail, wanted, choose_chunk(len(weight), hidden.dtype), self.memory)
-            scores = linear_scores(hidden, weight, linear.bias, targets, plan)
-            told = (scores.logp, scores.entropy, scores.top1)
-            return told if scores.squares is None else (*told, scores.squares)
+            return linear_scores(hidden, weight, linear.bias, targets, plan).given
 
         with forward_as(head, forward):
-            return TokenScores(*head(rows))
+            return TokenScores(**head(rows))
 
 
 @dataclass
@@ -134,18 +130,15 @@ class GenericHead(DecoderHead):
     def score(self, head: nn.Module, rows: Tensor, targets: Tensor, wanted: Wanted) -> TokenScores:
         """See `DecoderHead`."""
 
-        def part(hidden: Tensor, chosen: Tensor) -> tuple[Tensor | None, ...]:
-            found = logit_scores(head(hidden), chosen, wanted, self.tail)
-            return found.logp, found.entropy, found.top1, found.squares
+        def part(hidden: Tensor, chosen: Tensor) -> dict[str, Tensor]:
+            return logit_scores(head(hidden), chosen, wanted, self.tail).given
 
         # Where they fit, computing them once is faster.
         if len(rows) * self.vocabulary * 4 <= self.memory:
-            return TokenScores(*part(rows, targets))
+            return TokenScores(**part(rows, targets))
         size = choose_chunk(self.vocabulary, torch.float32)
         cut = [checkpoint(part, rows[of], targets[of], use_reentrant=False) for of in pieces(len(rows), size)]
-        return TokenScores(
-            *(None if column[0] is None else torch.cat(column) for column in zip(*cut, strict=True))
-        )
+        return TokenScores(**{name: torch.cat([each[name] for each in cut]) for name in cut[0]})
 
 
 @dataclass

@@ -22,17 +22,31 @@ class Wanted:
         entropy_gradient: Let gradients flow from the entropy.
         top1: Whether the token is the most likely one.
         squares: Σ_v π(v)², with gradient.
+        mean_logp: The mean of log π(v) over the vocabulary, with gradient.
     """
 
     entropy: bool = False
     entropy_gradient: bool = False
     top1: bool = False
     squares: bool = False
+    mean_logp: bool = False
 
     @property
     def linear(self) -> bool:
         """Whether gradients flow from log-probs alone, so that one number scales a token's gradient."""
-        return not (self.entropy_gradient or self.squares)
+        return not (self.entropy_gradient or self.squares or self.mean_logp)
+
+    def scores(
+        self, logp: Tensor, entropy: Tensor, top1: Tensor, squares: Tensor, mean_logp: Tensor
+    ) -> TokenScores:
+        """Return what was computed, without what was not wanted."""
+        return TokenScores(
+            logp,
+            entropy,
+            top1,
+            squares=squares if self.squares else None,
+            mean_logp=mean_logp if self.mean_logp else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class TokenScores:
         squares: Σ_v π(v)², shape [N], with gradient; None unless wanted.
         value: Of models that give numbers, the number at each of the N places, shape [N], with gradient; all else is
             zeros then.
+        mean_logp: The mean of log π(v) over the vocabulary, shape [N], with gradient; None unless wanted.
     """
 
     logp: Tensor
@@ -53,6 +68,12 @@ class TokenScores:
     top1: Tensor
     squares: Tensor | None = None
     value: Tensor | None = None
+    mean_logp: Tensor | None = None
+
+    @property
+    def given(self) -> dict[str, Tensor]:
+        """What there is, by name: a model's output, which wrappers look through for tensors."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     @classmethod
     def of_values(cls, value: Tensor) -> TokenScores:

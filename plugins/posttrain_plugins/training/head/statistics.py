@@ -1,7 +1,7 @@
 """The softmax of blocks of logits: what is read off it and how gradients go back through it.
 
-With p = softmax(z), token y, H = −Σ p log p and S = Σ p²:
-∂ log p(y) / ∂z = onehot(y) − p,  ∂H/∂z = −p (log p + H),  ∂S/∂z = 2 p (p − S).
+With p = softmax(z) over V tokens, token y, H = −Σ p log p, S = Σ p² and M = Σ log p / V:
+∂ log p(y) / ∂z = onehot(y) − p,  ∂H/∂z = −p (log p + H),  ∂S/∂z = 2 p (p − S),  ∂M/∂z = 1/V − p.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Statistics:
         entropy: Zeros unless wanted.
         top1: Whether z(y) is the largest; False unless wanted.
         squares: Σ p²; zeros unless wanted.
+        mean_logp: Σ log p / V; zeros unless wanted.
     """
 
     logp: Tensor
@@ -39,18 +40,26 @@ class Statistics:
     entropy: Tensor
     top1: Tensor
     squares: Tensor
+    mean_logp: Tensor
 
     @classmethod
     def empty(cls, tokens: int, dtype: torch.dtype, device: torch.device) -> Statistics:
         """Make room for some tokens."""
-        numbers = [torch.zeros(tokens, dtype=dtype, device=device) for _ in range(4)]
+        numbers = [torch.zeros(tokens, dtype=dtype, device=device) for _ in range(5)]
         flags = torch.zeros(tokens, dtype=torch.bool, device=device)
-        return cls(numbers[0], numbers[1], numbers[2], flags, numbers[3])
+        return cls(numbers[0], numbers[1], numbers[2], flags, numbers[3], numbers[4])
 
     @classmethod
     def again(cls, logp: Tensor, log_z: Tensor, entropy: Tensor, squares: Tensor) -> Statistics:
-        """Put together what a forward pass saved for its backward pass, which asks for no top-1."""
-        return cls(logp, log_z, entropy, torch.empty_like(log_z, dtype=torch.bool), squares)
+        """Put together what a forward pass saved for its backward pass, which asks for no top-1 and no mean."""
+        return cls(
+            logp, log_z, entropy, torch.empty_like(log_z, dtype=torch.bool), squares, torch.empty_like(log_z)
+        )
+
+    @property
+    def told(self) -> tuple[Tensor, ...]:
+        """What `Wanted.scores` takes."""
+        return self.logp, self.entropy, self.top1, self.squares, self.mean_logp
 
     @property
     def saved(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -61,7 +70,8 @@ class Statistics:
         """Return what no gradient flows from."""
         fixed = [self.top1]
         fixed += [] if wanted.entropy_gradient else [self.entropy]
-        return fixed + ([] if wanted.squares else [self.squares])
+        fixed += [] if wanted.squares else [self.squares]
+        return fixed + ([] if wanted.mean_logp else [self.mean_logp])
 
     def rows(self, chosen: slice) -> Statistics:
         """Return views of some tokens' values."""
@@ -89,6 +99,8 @@ class Statistics:
             torch.ge(chosen, top, out=self.top1)
         if wanted.squares:
             torch.square(torch.linalg.vector_norm(out, dim=-1), out=self.squares)
+        if wanted.mean_logp:
+            torch.add(logits.mean(-1) - top, log_top, out=self.mean_logp)
         if wanted.entropy or wanted.entropy_gradient:
             mean = torch.linalg.vecdot(logits.clamp(min=LOWEST), out)
             torch.clamp(self.log_z - mean, min=0, out=self.entropy)
@@ -101,23 +113,25 @@ class Pull:
     logp: Tensor
     entropy: Tensor | None
     squares: Tensor | None
+    mean_logp: Tensor | None
 
     @classmethod
-    def of(cls, logp: Tensor | None, entropy: Tensor | None, squares: Tensor | None) -> Pull | None:
-        """Gather the gradients, or None where there are none at all."""
-        given = next((grad for grad in (logp, entropy, squares) if grad is not None), None)
+    def of(cls, logp: Tensor | None, *others: Tensor | None) -> Pull | None:
+        """Gather the gradients in the order of the fields, or None where there are none at all."""
+        given = next((grad for grad in (logp, *others) if grad is not None), None)
         if given is None:
             return None
-        return cls(torch.zeros_like(given) if logp is None else logp, entropy, squares)
+        return cls(torch.zeros_like(given) if logp is None else logp, *others)
 
     @property
     def linear(self) -> bool:
         """Whether a token's gradient is one number times a vector that the number does not enter."""
-        return self.entropy is None and self.squares is None
+        return self.entropy is None and self.squares is None and self.mean_logp is None
 
     def rows(self, chosen: slice) -> Pull:
         """Return views of some tokens' gradients."""
-        cut = [None if grad is None else grad[chosen] for grad in (self.entropy, self.squares)]
+        others = (self.entropy, self.squares, self.mean_logp)
+        cut = [None if grad is None else grad[chosen] for grad in others]
         return Pull(self.logp[chosen], *cut)
 
 
@@ -144,7 +158,8 @@ def gradient(
 ) -> None:
     """Turn probabilities into the gradient of the loss with respect to the logits, in place; `logits` are spent.
 
-    dz = p · (a p + b z + c) + g · onehot(y) with a = 2 g_S, b = −g_H and c = −g − 2 g_S S − g_H (H − log Σ exp z).
+    dz = p · (a p + b z + c) + g · onehot(y) + g_M / V with a = 2 g_S, b = −g_H and
+    c = −g − 2 g_S S − g_H (H − log Σ exp z) − g_M.
     The arguments are those of `unit_gradient`.
     """
     slope = None if cap is None else 1 - (logits / cap).square_()
@@ -157,8 +172,12 @@ def gradient(
     if pull.squares is not None:
         logits.addcmul_(probs, 2 * pull.squares[:, None])
         constant = constant - 2 * pull.squares * stats.squares
+    if pull.mean_logp is not None:
+        constant = constant - pull.mean_logp
     probs.mul_(logits.add_(constant[:, None]))
     probs.scatter_add_(1, targets[:, None], pull.logp[:, None].to(probs.dtype))
+    if pull.mean_logp is not None:
+        probs.add_(pull.mean_logp[:, None] / probs.shape[-1])
     if slope is not None:
         probs.mul_(slope)
 

@@ -1,0 +1,45 @@
+"""Metrics for TensorBoard, in files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import Field
+
+from posttrain.contracts.callback import Training
+from posttrain.contracts.component import Config
+from posttrain_plugins.callbacks.reporting import Reporter, directory, options
+
+
+class TensorBoardOptions(Config):
+    """Options of the callback `tensorboard`."""
+
+    directory: str | None = Field(
+        default=None,
+        min_length=1,
+        description="where the event files go, relative to the pipeline file; unset: `tensorboard` in the workspace",
+    )
+
+
+class TensorBoard(Reporter):
+    """Write the metrics for TensorBoard. Nothing leaves the machine; `tensorboard --logdir DIRECTORY` shows them."""
+
+    config = TensorBoardOptions
+    target = "posttrain_plugins.callbacks.tensorboard:made"
+
+
+def made(training: Training, config: TensorBoardOptions) -> Any:
+    """Make transformers' own callback with a writer of this run."""
+    if training.parallel.rank > 0:
+        return object()
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    class Written(TensorBoardCallback):  # type: ignore[misc]  # transformers leaves it untyped
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.tb_writer.add_text("options", f"```\n{json.dumps(options(training), indent=1)}\n```")
+
+    place = directory(training, config.directory, "tensorboard")
+    training.context.note(f"TensorBoard's files are in {place}")
+    return Written(SummaryWriter(log_dir=str(place)))

@@ -1,0 +1,225 @@
+"""Options of a stage as a command line spells them: `--learning_rate 2e-5`, `--lora.r 16`, `--loss simpo`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from posttrain.contracts.component import Choice, Config, Uses
+from posttrain.errors import SpecError
+from posttrain.planning.overrides import assign
+from posttrain.planning.source import read
+from posttrain.planning.tree import resolve_plain
+from posttrain.registry.catalogue import Catalogue
+from posttrain.registry.options import describe
+from posttrain.registry.validation import config_of
+from posttrain.wording import did_you_mean
+from posttrain_plugins.training.elsewhere import ELSEWHERE
+
+_MARK = "--"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One option as it was given: its path, and the words behind it."""
+
+    path: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @property
+    def spelled(self) -> str:
+        """The option as people write it."""
+        return _MARK + ".".join(self.path)
+
+
+def options(
+    model: type[Config], words: Sequence[str], catalogue: Catalogue, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the options that words of a command line give, as a pipeline file would hold them.
+
+    Args:
+        model: The option model.
+        words: `--NAME VALUE`, `--NAME=VALUE`, several values for a list, `--FLAG` and `--no_FLAG` for truth values; a
+            name with dots leads into an option. Dashes and underscores in names mean the same.
+        catalogue: Knows the components that options name.
+        given: Options that the words beat.
+
+    Raises:
+        SpecError: A word is no option, an option is unknown, or a value is missing or malformed.
+    """
+    tree: dict[str, Any] = {"with": {}}
+    for name, value in (given or {}).items():
+        path = _known(tuple(str(name).split(".")), model, catalogue, tree["with"])
+        assign(tree, ("with", *path), value, f"the option {name}")
+    found = list(_arguments(words))
+    for argument in sorted(found, key=lambda each: len(each.path)):
+        path, value = _read(argument, model, catalogue, tree["with"])
+        assign(tree, ("with", *path), value, argument.spelled)
+    made: dict[str, Any] = tree["with"]
+    return made
+
+
+def described(model: type[Config], prefix: str = "") -> dict[str, dict[str, Any]]:
+    """Return what options are, by name; those of nested models have a dot."""
+    found: dict[str, dict[str, Any]] = {}
+    for about in describe(model):
+        name = f"{prefix}{about['name']}"
+        found[name] = about
+        for arm in _arms(model.model_fields[about["name"]].annotation):
+            if isinstance(arm, type) and issubclass(arm, Config):
+                found |= {
+                    inner: each for inner, each in described(arm, f"{name}.").items() if inner not in found
+                }
+    return found
+
+
+def _arguments(words: Sequence[str]) -> Iterator[Argument]:
+    """Group words by the option before them."""
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith(_MARK) and len(word) > len(_MARK):
+            groups.append(
+                list(word.removeprefix(_MARK).partition("=")[::2]) if "=" in word else [word[len(_MARK) :]]
+            )
+        elif groups:
+            groups[-1].append(word)
+        else:
+            raise SpecError("this is no option", found=word, expected="--NAME VALUE")
+    for name, *values in groups:
+        yield Argument(tuple(name.split(".")), tuple(values))
+
+
+def _read(
+    argument: Argument, model: type[Config], catalogue: Catalogue, so_far: Mapping[str, Any]
+) -> tuple[tuple[str, ...], Any]:
+    """Return where an argument belongs and its value."""
+    negated = _negated(argument, model)
+    if negated is not None:
+        return (negated,), False
+    path = _known(argument.path, model, catalogue, so_far)
+    arms = _leaf(model, path)
+    if not argument.words:
+        if bool not in arms:
+            raise SpecError("this option needs a value", where=argument.spelled)
+        return path, True
+    many = [arm for arm in arms if (get_origin(arm) or arm) in (list, tuple)]
+    alone = [arm for arm in arms if arm not in many]
+    if len(argument.words) == 1 and (alone or not many or argument.words[0].startswith("[")):
+        return path, _value(argument.words[0], alone, argument.spelled)
+    if not many:
+        found = " ".join(argument.words)
+        raise SpecError(
+            "this option takes one value", where=argument.spelled, found=found, fix="put it in quotes"
+        )
+    inner = [arm for each in many for part in get_args(each)[:1] for arm in _arms(part)]
+    return path, [_value(word, inner, argument.spelled) for word in argument.words]
+
+
+def _negated(argument: Argument, model: type[Config]) -> str | None:
+    """Return the truth value that `--no_NAME` switches off; None for other arguments."""
+    first = _plain(argument.path[0])
+    name = first.removeprefix("no_")
+    if (
+        first in model.model_fields
+        or name not in model.model_fields
+        or len(argument.path) > 1
+        or argument.words
+    ):
+        return None
+    return name if bool in _arms(model.model_fields[name].annotation) else None
+
+
+def _known(
+    path: tuple[str, ...], model: type[Config], catalogue: Catalogue, so_far: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return a path with the names that the model has.
+
+    Raises:
+        SpecError: It has no such option.
+    """
+    first, *rest = path
+    if _plain(first) not in model.model_fields:
+        raise _unknown(first, model, catalogue, so_far)
+    keyed = any(
+        (get_origin(arm) or arm) is dict for arm in _arms(model.model_fields[_plain(first)].annotation)
+    )
+    return (_plain(first), *(rest if keyed else map(_plain, rest)))
+
+
+def _unknown(name: str, model: type[Config], catalogue: Catalogue, so_far: Mapping[str, Any]) -> SpecError:
+    plain = _plain(name)
+    if plain in ELSEWHERE:
+        return SpecError(f"there is no {_MARK}{name}", fix=ELSEWHERE[plain])
+    for option, field in model.model_fields.items():
+        uses = next((mark for mark in field.metadata if isinstance(mark, Uses)), None)
+        chosen = so_far.get(option, getattr(field.default, "name", None))
+        chosen = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+        if uses is None or not isinstance(chosen, str) or chosen not in catalogue.names(uses.group):
+            continue
+        if plain in config_of(catalogue.load(uses.group, chosen)).model_fields:
+            fix = f"it is an option of the {uses.group} `{chosen}`: {_MARK}{option}.{plain}"
+            return SpecError("there is no such option", found=_MARK + name, fix=fix)
+    known = [_MARK + each for each in described(model)]
+    fix = _ending(plain, known) or did_you_mean(_MARK + plain, known) or "`--help` lists all of them"
+    return SpecError("there is no such option", found=_MARK + name, fix=fix)
+
+
+def _ending(name: str, known: Sequence[str]) -> str | None:
+    """Suggest a nested option that is called so."""
+    same = next((each for each in known if each.rpartition(".")[2] == name and "." in each), None)
+    return None if same is None else f"did you mean `{same}`?"
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _leaf(model: type[Config], path: Sequence[str]) -> list[Any]:
+    """Return the types that the option at a path may have; none where only its component knows."""
+    holder: type[Config] | None = model
+    annotation: Any = None
+    for part in path:
+        if holder is None or part not in holder.model_fields:
+            return []
+        annotation = holder.model_fields[part].annotation
+        holder = _nested(annotation)
+    return list(_arms(annotation))
+
+
+def _nested(annotation: Any) -> type[Config] | None:
+    models = [arm for arm in _arms(annotation) if isinstance(arm, type) and issubclass(arm, Config)]
+    return models[0] if len(models) == 1 else None
+
+
+def _arms(annotation: Any) -> Iterator[Any]:
+    """Yield what a type may be, without marks and None."""
+    if get_origin(annotation) is Annotated:
+        yield from _arms(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for arm in get_args(annotation):
+            yield from _arms(arm)
+    elif hasattr(annotation, "__value__"):
+        yield from _arms(annotation.__value__)
+    elif annotation is not type(None):
+        yield annotation
+
+
+def _value(text: str, arms: Sequence[Any], where: str) -> Any:
+    """Read a value: as it stands where only text will do, else as in a pipeline file."""
+    if text[:1] in ("{", "[") and not (arms and all(arm is str for arm in arms)):
+        return read(text, where).data
+    if arms and all(map(_textual, arms)):
+        return text
+    try:
+        return resolve_plain(text)
+    except ValueError as error:
+        raise SpecError(f"this value is {error}", where=where, expected="a finite number") from error
+
+
+def _textual(arm: Any) -> bool:
+    if get_origin(arm) is Literal:
+        return all(isinstance(each, str) for each in get_args(arm))
+    return arm is str or (isinstance(arm, type) and issubclass(arm, Choice | Enum))

@@ -1,0 +1,253 @@
+"""`posttrain sft`, `posttrain dpo`, … and `posttrain train NAME`: one training without a pipeline file.
+
+One function serves every registered trainer: a command line becomes a pipeline that loads a model and a dataset and
+trains, and that pipeline is run as any other.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, say
+from posttrain.cli.running import Quiet, RunnerName, Tiny
+from posttrain.contracts.registration import Group
+from posttrain.errors import DataError, SpecError
+from posttrain_plugins.commands.asked import TRAIN, Asked, stages_of, with_file
+from posttrain_plugins.commands.sources import Overwrite
+from posttrain_plugins.registrations.commands import DIRECT
+
+if TYPE_CHECKING:
+    from posttrain.contracts.stage import Stage
+    from posttrain.registry.catalogue import Catalogue
+
+_PREFIX = "train."
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "--model_name_or_path",
+        metavar="MODEL",
+        help="A directory, a GGUF file, a hub id, NODE.PORT or RUN:NODE.PORT of the store, or the start of a digest; "
+        "options of `model.load` as --model.revision.",
+    ),
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        "--dataset_name",
+        metavar="DATA",
+        help="A file that `data.load` reads, a hub id, or a dataset of the store; options of `data.load` as "
+        "--dataset.subset.",
+    ),
+]
+Held = Annotated[
+    str | None,
+    typer.Option(
+        "--eval_dataset", "--eval-dataset", metavar="DATA", help="What to evaluate on while training."
+    ),
+]
+OutputDir = Annotated[
+    Path | None,
+    typer.Option("--output_dir", "--output-dir", metavar="DIR", help="Copy the trained model there, too."),
+]
+Register = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Register the trained model and make it champion of the name."),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="A YAML file with any of these options.")
+]
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugins", metavar="FILE", help="A local plugin file; may be repeated.")
+]
+Gpus = Annotated[int | None, typer.Option(min=0, help="GPUs that the training may use.")]
+Download = Annotated[bool, typer.Option("--download", help="Let hub ids be downloaded.")]
+Print = Annotated[
+    bool, typer.Option("--print", help="Print the pipeline as a file would hold it; run nothing.")
+]
+Help = Annotated[bool, typer.Option("--help", help="Show all options, those of the trainer too.")]
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to go about it."""
+
+    show: bool
+    overwrite: bool
+    tiny: bool
+    runner: str | None
+    workspace: Path
+    quiet: bool
+    as_json: bool
+
+
+def _verb(name: str | None) -> Callable[..., None]:
+    """Return the function of one verb; without a name the first argument names the trainer."""
+
+    def verb(
+        context: typer.Context,
+        model: Model = None,
+        dataset: Dataset = None,
+        eval_dataset: Held = None,
+        output_dir: OutputDir = None,
+        register: Register = None,
+        config: ConfigFile = None,
+        plugins: Plugins = None,
+        gpus: Gpus = None,
+        download: Download = False,
+        show: Print = False,
+        overwrite: Overwrite = False,
+        tiny: Tiny = False,
+        runner: RunnerName = None,
+        workspace: Workspace = DEFAULT_WORKSPACE,
+        quiet: Quiet = False,
+        as_json: Json = False,
+        help: Help = False,
+    ) -> None:
+        words = list(context.args)
+        named = name or (words.pop(0) if words and not words[0].startswith("-") else None)
+        catalogue = _catalogue(plugins or ())
+        if help:
+            _help(context, named, catalogue)
+            return
+        given = (model, dataset, eval_dataset, output_dir, register, tuple(plugins or ()), gpus, download)
+        asked = with_file(Asked(*given, tuple(words)), config)
+        trainer = _trainer(named, catalogue)
+        how = Manner(show, overwrite, tiny, runner, workspace.absolute(), quiet, as_json)
+        _train(asked, trainer, catalogue, how)
+
+    verb.__doc__ = (
+        f"Train with {_PREFIX}{name}." if name else "Train with any trainer: `posttrain train NAME …`."
+    )
+    verb.__doc__ += " Every option of the trainer is one here, such as --learning_rate 2e-5 or --lora.r 16."
+    verb.context_settings = {  # type: ignore[attr-defined]  # what `posttrain.cli.verbs` looks for
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+    return verb
+
+
+def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> None:
+    """Run the pipeline that is asked for, or print it."""
+    from posttrain.cli.running import perform
+    from posttrain.pipeline import Pipeline, Selection
+
+    stages = stages_of(asked, trainer, catalogue, how.workspace)
+    if how.show:
+        _print(stages, asked, trainer)
+        return
+    _require_free(asked.output_dir, how.overwrite)
+    made = perform(
+        Pipeline(stages, name=_name(trainer), plugins=asked.plugins),
+        how.workspace,
+        Selection(tiny=how.tiny),
+        runner=how.runner,
+        quiet=how.quiet,
+        as_json=how.as_json,
+    )
+    if asked.output_dir is not None:
+        _copy(made[TRAIN]["model"], how.workspace, asked.output_dir)
+        if not how.as_json:
+            say(f"the model is in {asked.output_dir}")
+
+
+def _catalogue(plugins: Sequence[str]) -> Catalogue:
+    from posttrain.registry.discovery import discover
+
+    return discover([Path(file).absolute() for file in plugins])
+
+
+def _trainer(name: str | None, catalogue: Catalogue) -> str:
+    """Return the registered name of a trainer; `train.` may be left out.
+
+    Raises:
+        SpecError: None is named. PluginError: There is no such trainer.
+    """
+    known = catalogue.names(Group.TRAINER)
+    if name is None:
+        raise SpecError("name a trainer", where="posttrain train", expected=f"one of {', '.join(known)}")
+    full = name if name in known or "." in name else f"{_PREFIX}{name}"
+    return catalogue.entry(Group.TRAINER, full).registration.name
+
+
+def _name(trainer: str) -> str:
+    return trainer.rpartition("/")[2].removeprefix(_PREFIX)
+
+
+def _print(stages: Mapping[str, Any], asked: Asked, trainer: str) -> None:
+    from posttrain_plugins.commands.spelling import spelled
+
+    plugins = {"plugins": list(asked.plugins)} if asked.plugins else {}
+    say(spelled({"name": _name(trainer), **plugins, "stages": stages}).rstrip())
+
+
+def _require_free(directory: Path | None, overwrite: bool) -> None:
+    if directory is None or not directory.exists():
+        return
+    if not directory.is_dir():
+        raise DataError(
+            "this is no directory",
+            where="--output_dir",
+            found=str(directory),
+            expected="a directory, or a path where nothing is",
+            fix="name another one",
+        )
+    if not overwrite and any(directory.iterdir()):
+        raise DataError(
+            "the output directory is not empty",
+            where="--output_dir",
+            found=str(directory),
+            fix="name another one, or add `--overwrite`",
+        )
+
+
+def _copy(digest: str, workspace: Path, directory: Path) -> None:
+    """Copy an artifact's files, without what makes it one, in place of a model that was there."""
+    from posttrain.artifacts.files import guarded
+    from posttrain.artifacts.store import Store
+    from posttrain_plugins.models.artifact import MODEL_FILES
+
+    artifact = Store(workspace).get(digest)
+    with guarded(directory, "write the model"):
+        for old in [file for pattern in MODEL_FILES for file in directory.glob(pattern)]:
+            old.unlink()
+        for entry in artifact.manifest.files:
+            target = directory / entry.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            shutil.copyfile(artifact.file(entry.path), target)
+
+
+def _help(context: typer.Context, name: str | None, catalogue: Catalogue) -> None:
+    """Show the options of the command and those of the trainer."""
+    say(context.get_help())
+    if name is None:
+        say(
+            f"\nTrainers: {', '.join(catalogue.names(Group.TRAINER))}. Options of one: `posttrain train NAME --help`."
+        )
+        return
+    from posttrain_plugins.commands.arguments import described
+
+    stage: Stage = catalogue.stage(_trainer(name, catalogue))
+    say(f"\nOptions of {_trainer(name, catalogue)}:\n")
+    for option, about in described(stage.config).items():
+        default = (
+            "required" if about["required"] else f"default {json.dumps(about['default'], ensure_ascii=False)}"
+        )
+        say(f"  --{option}  {about['type']}; {default}\n      {about['description']}")
+
+
+VERBS = SimpleNamespace(**{name: _verb(name) for name in DIRECT})
+"""The verbs that name their trainer, by name."""
+train = _verb(None)

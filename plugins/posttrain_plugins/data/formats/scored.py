@@ -1,0 +1,89 @@
+"""Answers with numbers that say how good they are: one answer a row, or several to one prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.contracts.format import Column, Format, Row
+from posttrain.contracts.passage import Passage
+from posttrain_plugins.data.formats import conversions, values
+from posttrain_plugins.data.formats.passages import OPTIONAL, extras_problem, passage_of
+
+
+class Scored(Format):
+    """A prompt with a completion and its score; more is better."""
+
+    columns = ("prompt", "completion", "score")
+    optional = OPTIONAL
+    conversions = {
+        "prompt_completion": conversions.score_left_out,
+        "messages": conversions.joined,
+        "prompt": conversions.prompt_alone,
+    }
+
+    def fits(self, schema: Mapping[str, Column]) -> bool:
+        """Never: many demonstrations have a score beside them that is no target. The format is named."""
+        return False
+
+    def problem(self, row: Row) -> str | None:
+        """Refuse an empty side, and a score that is no finite number."""
+        judges = {"prompt": values.turns, "completion": values.answer, "score": number_problem}
+        return values.first_problem(row, judges) or extras_problem(row)
+
+    def passages(self, row: Row) -> Sequence[Passage]:
+        """The pair; the score is the trainer's business."""
+        return (passage_of(row, "completion", row["prompt"], row["completion"]),)
+
+
+class Ranked(Format):
+    """A prompt with several completions and a score for each; more is better."""
+
+    columns = ("prompt", "completions", "scores")
+    optional = OPTIONAL
+    conversions = {
+        "scored": conversions.each_scored,
+        "preference": conversions.best_and_worst,
+        "prompt": conversions.prompt_alone,
+    }
+
+    def problem(self, row: Row) -> str | None:
+        """Refuse less than two completions, and scores that are not one finite number for each."""
+        judges = {"prompt": values.turns, "completions": _completions, "scores": _scores}
+        problem = values.first_problem(row, judges)
+        if problem:
+            return problem
+        answers, scores = len(row["completions"]), len(row["scores"])
+        if answers != scores:
+            return f"`scores` has {scores} entries for {answers} `completions`"
+        return extras_problem(row)
+
+    def passages(self, row: Row) -> Sequence[Passage]:
+        """Each completion, in the row's order."""
+        return tuple(
+            passage_of(row, "completion", row["prompt"], completion) for completion in row["completions"]
+        )
+
+
+def number_problem(value: Any) -> str | None:
+    """Judge a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"is {values.type_name(value) or 'null'}, not a number"
+    return None if math.isfinite(value) else f"is {value}, not a finite number"
+
+
+def _completions(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return f"is {values.type_name(value) or 'null'}, not a list of completions"
+    if len(value) < 2:
+        return f"has {len(value)} entries; to be ranked there must be two or more"
+    problems = ((number, values.answer(each)) for number, each in enumerate(value, 1))
+    return next((f"entry {number} {problem}" for number, problem in problems if problem), None)
+
+
+def _scores(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return f"is {values.type_name(value) or 'null'}, not a list of scores"
+    problems = ((number, number_problem(each)) for number, each in enumerate(value, 1))
+    return next((f"entry {number} {problem}" for number, problem in problems if problem), None)

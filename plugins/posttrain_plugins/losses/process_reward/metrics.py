@@ -1,0 +1,35 @@
+"""What losses over steps report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from posttrain.contracts.loss import ProcessRewardBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EVEN = 0.5
+
+
+def diagnostics(batch: ProcessRewardBatch) -> dict[str, Tensor]:
+    """Return how well steps are told, one by one and answer by answer.
+
+    `accuracy`: whether odds and label are on the same side of one half; a label of exactly one half is left out.
+    `answers/accuracy`: whether that holds of all steps of an answer. `steps/probability`: how likely a step is held to
+    be right. `steps/label`: how many are; an accuracy of no more than the larger share of labels is worth nothing.
+    """
+    import torch
+
+    logit, label = batch.logit.detach(), batch.label
+    told = ((logit > 0) == (label > EVEN)).to(logit.dtype)
+    told = torch.where(label == EVEN, torch.nan, told)
+    _, answer = torch.unique_consecutive(batch.example, return_inverse=True)
+    answers = int(answer[-1]) + 1 if len(answer) else 0
+    wrong = logit.new_zeros(answers).index_add(0, answer, (told == 0).to(logit.dtype))
+    return {
+        "accuracy": told,
+        "steps/probability": logit.sigmoid(),
+        "steps/label": label,
+        "answers/accuracy": (wrong == 0).to(logit.dtype),
+    }

@@ -1,0 +1,150 @@
+"""Reward models: a number for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from posttrain.artifacts.kinds import Kind
+from posttrain.contracts.component import Choice, Uses
+from posttrain.contracts.format import Format
+from posttrain.contracts.loss import Family, Need, RewardBatch
+from posttrain.contracts.passage import Passage
+from posttrain.contracts.registration import Group
+from posttrain.contracts.stage import Finding, Inputs, Level
+from posttrain.contracts.trainer import Example, Judge, Scores
+from posttrain.errors import DataError
+from posttrain.registry.fields import BoundChoice
+from posttrain_plugins.data.formats.scored import number_problem
+from posttrain_plugins.handoffs.lineage import certainty
+from posttrain_plugins.trainers.valued import ValuedOptions, ValuedTrainer
+from posttrain_plugins.training.options import EVALUATION
+
+Row = Mapping[str, Any]
+MARGIN = "margin"
+"""The column that says by how much the rewards of a row's answers should differ."""
+_SIDES = (1.0, 0.0)
+"""What the answers of a preference are worth: the chosen one, the rejected one."""
+
+
+class RewardOptions(ValuedOptions):
+    """Options of `train.reward`."""
+
+    truncation: Literal["drop", "error"] = Field(
+        default="drop",
+        description="what becomes of a row with an answer that is too long: it is dropped and counted, or training "
+        "stops with an error; a shortened answer would be judged for what it is not",
+    )
+    loss: Annotated[Choice, Uses(Group.LOSS, having=(("family", Family.REWARD),))] = Field(
+        default=Choice(name="bradley_terry"), description="a loss over the rewards of answers"
+    )
+
+
+class _Tied(dict[str, Any]):
+    """A row whose answers are all as good as each other, for a loss that compares them."""
+
+
+class Reward(ValuedTrainer):
+    """Train a reward model: one number for an answer, read at its last token (https://arxiv.org/abs/2203.02155).
+
+    It starts from a policy, which gets a fresh head in place of its own, or goes on with a reward model. Rows of
+    preferences may say in a column `margin` by how much the rewards should differ at least.
+    """
+
+    config = RewardOptions
+    family = Family.REWARD
+    kind = Kind.REWARD_MODEL
+    formats = frozenset({"preference", "scored", "ranked"})
+    sequences = 2
+
+    def supervise(self, config: Any) -> Judge:
+        """The last token, where the model has seen all of the answer."""
+        return Judge.END
+
+    def check(self, config: RewardOptions, inputs: Inputs) -> Iterable[Finding]:
+        """Report single answers for a loss that compares."""
+        yield from super().check(config, inputs)
+        if not isinstance(config.loss, BoundChoice):
+            return
+        if Need.RIVALS not in config.loss.plugin().needs_of(config.loss.config):
+            return
+        for port in ("data", EVALUATION):
+            for data in inputs.get(port, ()):
+                if data.facts.format == "scored":
+                    message = (
+                        f"loss `{config.loss.name}` compares answers to one prompt, and the rows of {data.origin} "
+                        "hold one each"
+                    )
+                    fix = "use `loss: regression`, or rows in the format `ranked` or `preference`"
+                    yield Finding("trainer", Level.ERROR, certainty(data), message, port=port, fix=fix)
+
+    def rows(self, rows: Iterable[Row], format: Format, needs: frozenset[Need], seed: int) -> Iterator[Row]:
+        """Refuse a margin that only some rows have; mark rows from which a loss that compares would learn nothing."""
+        first: bool | None = None
+        for number, row in enumerate(rows, 1):
+            has = MARGIN in row
+            first = has if first is None else first
+            if has != first:
+                raise DataError(
+                    f"some rows have the column `{MARGIN}`, and some have not",
+                    where=f"row {number}",
+                    expected="a number in every row, or the column in none",
+                )
+            tied = Need.RIVALS in needs and len(set(_scores(row, format))) == 1
+            yield _Tied(row) if tied else row
+
+    def passages(self, row: Row, format: Format) -> Sequence[Passage] | str:
+        """The answers to one prompt, unless nothing tells them apart."""
+        if isinstance(row, _Tied):
+            return "all answers have the same score"
+        if "chosen" in format.columns and row["chosen"] == row["rejected"]:
+            return "chosen and rejected are the same"
+        return format.passages(row)
+
+    def verdicts(self, row: Row, format: Format) -> Sequence[float]:
+        """The score of each answer, then the margin."""
+        margin = row.get(MARGIN, 0.0)
+        problem = number_problem(margin)
+        if problem:
+            raise DataError(
+                f"the column `{MARGIN}` needs a finite number: it {problem}",
+                found=repr(margin),
+                fix="CSV files hold text only; use JSONL for numbers, or leave the column out",
+            )
+        return (*map(float, _scores(row, format)), float(margin))
+
+    def batch(self, scores: Scores, config: Any) -> RewardBatch:
+        """Put each reward beside its score."""
+        assert scores.value is not None, "a reward model gives numbers"
+        said = scores.verdicts
+        counts = scores.lengths.new_tensor([len(example.sequences) for example in scores.examples])
+        margins = (counts + 1).cumsum(0) - 1
+        is_score = said.new_ones(len(said)).bool()
+        is_score[margins] = False
+        return RewardBatch(
+            reward=scores.value,
+            score=said[is_score],
+            example=counts.new_ones(len(counts)).cumsum(0).sub(1).repeat_interleave(counts),
+            margin=said[margins],
+            weight=scores.weight,
+        )
+
+    def judged(self, examples: Sequence[Example], values: Mapping[int, Sequence[float]]) -> tuple[int, int]:
+        """Count the pairs of answers of which the better one gets more."""
+        right = total = 0
+        for example in examples:
+            answers = list(zip(example.verdicts, values[example.row], strict=False))
+            for score, reward in answers:
+                lesser = [other for worse, other in answers if worse < score]
+                right, total = right + sum(other < reward for other in lesser), total + len(lesser)
+        return right, total
+
+
+def _scores(row: Row, format: Format) -> Sequence[float]:
+    """Return what the data says of each answer; other columns of these names may travel along."""
+    if "scores" in format.columns:
+        given: Sequence[float] = row["scores"]
+        return given
+    return (row["score"],) if "score" in format.columns else _SIDES

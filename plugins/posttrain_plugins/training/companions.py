@@ -1,0 +1,241 @@
+"""The callbacks of one training, behind one `transformers.TrainerCallback` that tells all of them what happens."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import Tensor
+
+from posttrain.contracts.backend import Parallel
+from posttrain.contracts.callback import Concluding, Delivering, Stateful
+from posttrain.contracts.registration import Group, load_target
+from posttrain.contracts.stage import StageContext
+from posttrain.errors import StageError
+from posttrain_plugins.models.policy import Policy
+from posttrain_plugins.training.checkpoints import load_weights, save_weights
+from posttrain_plugins.training.loop import Loop
+from posttrain_plugins.training.options import EVALUATION
+from posttrain_plugins.training.randomness import random_state, restore_random_state
+
+EVENTS = tuple(name for name in vars(transformers.TrainerCallback) if name.startswith("on_"))
+"""What transformers tells callbacks of."""
+_TELLING = {"on_step_end", "on_evaluate", "on_log", "on_epoch_end"}
+"""After these a callback may have asked for the end of the training."""
+_NUMBERS = {"on_log": "logs", "on_evaluate": "metrics"}
+"""The events that hold metrics, and under which name."""
+_MODEL = "model"
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What one callback is given: `posttrain.contracts.callback.Training`."""
+
+    context: StageContext
+    config: Any
+    work: Path
+    steps: int
+    policy: Policy
+    parallel: Parallel
+    loop: Loop
+
+    def weights(self) -> Weights:
+        """Return the trained tensors by name, whole, on rank 0."""
+        return self.loop.weights(f"after step {self.loop.state.global_step}", trainable=True)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return what the step came to."""
+        return self.loop.latest
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave the random generators and the clock of the training as they were."""
+        started = time.monotonic()
+        try:
+            with _unmoved(True):
+                yield
+        finally:
+            self.loop.paused += time.monotonic() - started
+
+
+@dataclass(frozen=True)
+class Companion:
+    """One callback: how it is called here, whether it only watches, and what it is."""
+
+    name: str
+    watches: bool
+    callback: Any
+
+
+class Companions(transformers.TrainerCallback):
+    """Tells each callback, in the order of the options, what happens, and keeps what they know in checkpoints.
+
+    Args:
+        joined: The callbacks.
+        loop: The training.
+    """
+
+    def __init__(self, joined: list[Companion], loop: Loop) -> None:
+        self.joined, self.loop = joined, loop
+
+    @classmethod
+    def join(cls, context: StageContext, loop: Loop, policy: Policy, steps: int) -> Companions:
+        """Make the callbacks that the options name and let them take part."""
+        joined: list[Companion] = []
+        numbers: Counter[str] = Counter()
+        for choice in context.config.callbacks:
+            numbers[choice.name] += 1
+            name = choice.name if numbers[choice.name] == 1 else f"{choice.name}-{numbers[choice.name]}"
+            component = context.component(choice, Group.CALLBACK)
+            work = context.work / "callbacks" / name.replace("/", ".")
+            training = Joined(context, context.config, work, steps, policy, loop.parallel, loop)
+            watches = component.plugin.watches_only
+            with _unmoved(watches):
+                made = load_target(component.plugin.target)(training, component.config)
+            joined.append(Companion(name, watches, made))
+        companions = cls(joined, loop)
+        if joined:
+            loop.companions = companions
+            loop.add_callback(companions)
+        return companions
+
+    def tell(self, event: str, args: Any, state: Any, control: Any, **rest: Any) -> Any:
+        """Tell all of them, and see to it that all ranks end where one ends.
+
+        Raises:
+            StageError: One that only watches asked for the end of the training.
+        """
+        state.is_world_process_zero = self.loop.parallel.rank == 0
+        if event in _NUMBERS:
+            rest[_NUMBERS[event]] = _as_elsewhere(rest[_NUMBERS[event]])
+        stopping = control.should_training_stop
+        for each in self.joined:
+            hears, before = _method(each.callback, event), _ends(control)
+            if hears is None:
+                continue
+            with _unmoved(each.watches):
+                answer = hears(args, state, control, **rest)
+            control = control if answer is None else answer
+            if each.watches and _ends(control) and not before:
+                raise StageError(
+                    "a callback that only watches has asked for the end of the training",
+                    where=f"callback {each.name}, step {state.global_step}",
+                    fix="its class has to say `watches_only = False`, so that it is part of the key",
+                )
+        if event in _TELLING and not stopping and self.loop.parallel.agree(control.should_training_stop):
+            self.loop.halted = control.should_training_stop = control.should_save = True
+        return control
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of them."""
+        return {each.name: found for each in self.joined if (found := _state(each.callback)) is not None}
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; one that only watches may have joined since."""
+        for each in self.joined:
+            if each.name in states:
+                _restore(each.callback, states[each.name])
+
+    def conclude(self, weights: Weights) -> dict[str, Weights]:
+        """Return what each output port is to hold, on rank 0.
+
+        Raises:
+            StageError: A callback puts out other tensors than the training did.
+        """
+        found: dict[str, Weights] = {_MODEL: weights}
+        for each in self.joined:
+            if not isinstance(each.callback, Concluding):
+                continue
+            for port, chosen in each.callback.conclude(found[_MODEL]).items():
+                if chosen.keys() != weights.keys():
+                    raise StageError(
+                        "these are not the tensors that were trained", where=f"callback {each.name}"
+                    )
+                found[port] = chosen
+        return found
+
+    def judged(self, put_out: Mapping[str, Weights], weights: Weights, file: Path) -> dict[str, float]:
+        """Return what an evaluation of port `model` comes to, where it does not hold the last weights.
+
+        Args:
+            put_out: What each port is to hold, on rank 0.
+            weights: The last weights, on rank 0.
+            file: Where rank 0 can leave weights for the others.
+        """
+        parallel, evaluation = self.loop.parallel, self.loop.evaluation
+        same = parallel.agree(put_out.get(_MODEL, weights) is weights)
+        if evaluation is None or same:
+            return {}
+        if parallel.rank == 0:
+            save_weights(file, put_out[_MODEL])
+        parallel.barrier()
+        load_weights(file, self.loop.model, parallel)
+        return dict(evaluation.measure(self.loop.state.global_step))
+
+    def deliver(self, outputs: Mapping[str, Path]) -> None:
+        """Let them look at what was put out."""
+        for each in self.joined:
+            if isinstance(each.callback, Delivering):
+                each.callback.deliver(outputs)
+
+
+for _event in EVENTS:
+    setattr(Companions, _event, partialmethod(Companions.tell, _event))
+
+
+@contextmanager
+def _unmoved(kept: bool) -> Iterator[None]:
+    """Leave the random generators as they were: what only watches must not change a dropout mask."""
+    generators = random_state() if kept else None
+    try:
+        yield
+    finally:
+        if generators is not None:
+            restore_random_state(generators)
+
+
+def _ends(control: Any) -> bool:
+    """Whether the training, or its pass over the data, is to end."""
+    return bool(control.should_training_stop or control.should_epoch_stop)
+
+
+def _method(callback: Any, event: str) -> Callable[..., Any] | None:
+    """Return what a callback does at an event; None for one that it does not care for."""
+    empty = getattr(type(callback), event, None) is getattr(transformers.TrainerCallback, event)
+    return None if empty else getattr(callback, event, None)
+
+
+def _as_elsewhere(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics with the names that callbacks know from transformers: `eval_loss` for `eval/loss`."""
+    prefix = f"{EVALUATION}/"
+    return {
+        f"{EVALUATION}_{name.removeprefix(prefix)}" if name.startswith(prefix) else name: value
+        for name, value in metrics.items()
+    }
+
+
+def _state(callback: Any) -> Any:
+    """Return the state of a callback: its own, or the attributes that one of transformers exports."""
+    if isinstance(callback, Stateful):
+        return callback.state()
+    exported = callback.state() if isinstance(callback, _EXPORTING) else {}
+    return exported.get("attributes")
+
+
+def _restore(callback: Any, state: Any) -> None:
+    if isinstance(callback, Stateful):
+        callback.restore(state)
+        return
+    for name, value in state.items():
+        setattr(callback, name, value)
+
+
+_EXPORTING = transformers.trainer_callback.ExportableState

@@ -1,0 +1,96 @@
+"""What `data.log_probs` does: the loop's own pass over a reference, without a training around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from posttrain.artifacts.kinds import Kind
+from posttrain.contracts.component import Component, NoOptions
+from posttrain.contracts.loss import Loss, Need
+from posttrain.contracts.stage import Level, Outcome, StageContext
+from posttrain.contracts.trainer import Example, Trainer
+from posttrain.errors import Interrupted
+from posttrain_plugins.backends.single import Single
+from posttrain_plugins.data.log_probs import LogProbsConfig, log_prob_facts
+from posttrain_plugins.models.policy import Policy, open_policy, usable_device
+from posttrain_plugins.preparation.dataset import prepared_data
+from posttrain_plugins.trainers.dpo import Dpo
+from posttrain_plugins.trainers.kto import Kto
+from posttrain_plugins.training.assembly import KEPT, PRECISIONS, STEPS, bounded, computing
+from posttrain_plugins.training.batches import Budget, probe
+from posttrain_plugins.training.head import TOLERANCE, choose_head
+from posttrain_plugins.training.layouts import LAYOUTS, choose_layout
+from posttrain_plugins.training.options import LOG_PROBS, TOKENS
+from posttrain_plugins.training.reference import log_probs_identity, scored, write_log_probs
+from posttrain_plugins.training.setting import deterministic
+from posttrain_plugins.training.step import Stepper
+
+READERS: Mapping[str, Trainer] = {"preference": Dpo(), "token_pairs": Dpo(), "unpaired_preference": Kto()}
+"""Whose answers of a row are scored, by the dataset's format."""
+ROWS = 8
+"""Rows that are taken for a step when a layout is chosen."""
+
+
+def run(context: StageContext) -> Outcome:
+    """Score the answers of port `data` with the policy of port `model`.
+
+    Raises:
+        DataError: No row can be scored.
+        Interrupted: The stage was asked to stop.
+    """
+    config: LogProbsConfig = context.config
+    data, source = context.input("data"), context.input("model")
+    reader = READERS[data.facts.format]
+    with deterministic(config.seed):
+        policy = open_policy(source, context, device=usable_device(), quantization=config.quantization)
+        needs = frozenset({Need.MISMATCHED} if config.mismatched else ())
+        examples = prepared_data(context, reader, policy, "data", needs).examples
+
+        def pause(done: int) -> None:
+            context.progress(done, len(examples), "rows")
+            if context.stopping:
+                raise Interrupted("scoring was asked to stop", where=f"row {done}")
+
+        found = scored(_stepper(context, policy, reader, examples), examples, config.tokens, pause)
+    write_log_probs(context.output(LOG_PROBS), found, log_probs_identity(config, source.digest, examples))
+    facts = log_prob_facts(
+        config, source.facts, data.facts.format, source.digest, data.digest, rows=len(examples)
+    )
+    context.describe(LOG_PROBS, Kind.LOG_PROBS, facts)
+    tokens = sum(example.predicted for example in examples)
+    surprise = -sum(float(each.double().sum()) for each in found.values()) / tokens
+    return Outcome(
+        figures={"rows": float(len(examples)), "tokens": float(tokens), "surprise": surprise},
+        summary=f"{tokens} answer tokens in {len(examples)} rows, {surprise:.3f} nats each",
+    )
+
+
+def _stepper(context: StageContext, policy: Policy, reader: Trainer, examples: Sequence[Example]) -> Stepper:
+    """Return what scores, with head and layout chosen as a training chooses them."""
+    config, model, parallel = context.config, policy.model, Single()
+    pad, precision = policy.encoder.pad_id or 0, PRECISIONS[config.precision]
+    tolerance, tried = TOLERANCE[config.precision != "float32"], probe(examples)
+    waiting = iter(examples)
+    steps = [[each.learned for each in islice(waiting, ROWS)] for _ in range(STEPS)]
+    padded = LAYOUTS["padded"].arrange(tried, pad, parallel.device)
+    with computing(parallel.device, precision):
+        head, told = choose_head(model, padded, tolerance, KEPT)
+        named = None if config.layout == "auto" else config.layout
+        layout, why = choose_layout(model, steps, tried, tolerance, named)
+    for text in filter(None, (told, why)):
+        context.note(text, Level.WARNING)
+    stepper = Stepper(
+        model=model,
+        trainer=reader,
+        loss=Component("none", Loss(), NoOptions()),
+        pad=pad,
+        budget=Budget(1),
+        head=head,
+        layout=layout,
+        parallel=parallel,
+        precision=precision,
+        config=reader.config(),
+    )
+    stepper.budget = bounded(stepper, config.micro_batch_tokens or TOKENS[parallel.device.type])
+    return stepper
