@@ -51,6 +51,16 @@ def parts_of(run: StageRun) -> dict[str, list[Row]]:
     return {port: read_rows(run.result(port)) for port in run.described}
 
 
+def test_what_a_split_has_chosen_is_split_again_with_a_salt(tmp_path: Path) -> None:
+    first = parts_of(ran(tmp_path / "first", rows_of(300), split={"test": 0.3}))["train"]
+    with pytest.raises(DataError, match="the split `test`") as caught:
+        ran(tmp_path / "again", first, split={"test": 0.2})
+    assert "split_salt" in str(caught.value.fix)
+    again = parts_of(ran(tmp_path / "salted", first, split={"test": 0.2}, split_salt="two"))
+    assert {name: bool(part) for name, part in again.items()} == {"train": True, "test": True}
+    assert not {row["prompt"] for row in again["train"]} & {row["prompt"] for row in again["test"]}
+
+
 def test_neither_order_nor_further_rows_move_a_row(tmp_path: Path) -> None:
     rows = rows_of(120)
     shuffled = rows_of(300)

@@ -35,6 +35,10 @@ def split(
     by: Annotated[
         str, typer.Option("--by", metavar="prompt|row|COLUMN", help="What stays together in one part.")
     ] = "prompt",
+    salt: Annotated[
+        str | None,
+        typer.Option(help="Any text; needed to split once more what a split has chosen.", show_default=False),
+    ] = None,
     format: FormatName = None,
     columns: Columns = None,
     plugins: PluginFiles = None,
@@ -49,7 +53,7 @@ def split(
     from posttrain_plugins.data.split import DataSplitConfig, deal, shared_prompts
     from posttrain_plugins.data.splits import split_names
 
-    config = options(DataSplitConfig, _given(test, part or [], by), "posttrain data split")
+    config = options(DataSplitConfig, _given(test, part or [], by, salt), "posttrain data split")
     files = {name: output / f"{name}.jsonl" for name in split_names(config.split)}
     require_free(files.values(), overwrite)
     with reserved(as_json):
@@ -70,10 +74,10 @@ def split(
     warn([shared_prompts(dealt)] if dealt.shared else [])
 
 
-def _given(test: float | None, parts: list[str], by: str) -> dict[str, Any]:
+def _given(test: float | None, parts: list[str], by: str, salt: str | None) -> dict[str, Any]:
     split = dict(map(_share, parts)) if test is None else {"test": test, **dict(map(_share, parts))}
     grouped = {} if by in ("prompt", "row") else {"split_by": "group", "split_column": by}
-    return {"split": split, "split_by": by, **grouped}
+    return {"split": split, "split_by": by, "split_salt": salt, **grouped}
 
 
 def _share(text: str) -> tuple[str, float]:

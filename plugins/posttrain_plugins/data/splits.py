@@ -72,6 +72,12 @@ class SplitConfig(StageConfig):
         default=None,
         description="with `split_by: group`, the column whose equal values stay together, such as a document",
     )
+    split_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        description="any text; another one makes another division. Rows that a split by the same content has already "
+        "chosen need one to be split again: without it they would all fall on the same side",
+    )
 
     @model_validator(mode="after")
     def _one_group(self) -> Self:
@@ -120,7 +126,8 @@ def part_of(row: Mapping[str, Any], config: SplitConfig, format: str | Format) -
     Raises:
         DataError: The row lacks the column that rows are grouped by.
     """
-    return _part(_hashed(row, config, format), config.split)
+    hashed = _hashed(row, config, format)
+    return _part(hashed if config.split_salt is None else [config.split_salt, hashed], config.split)
 
 
 def require_filled(counts: Mapping[str, int], split: Mapping[str, float] | None, source: str) -> None:
@@ -136,7 +143,8 @@ def require_filled(counts: Mapping[str, int], split: Mapping[str, float] | None,
                 f"the split `{name}`{share} is empty",
                 where=source,
                 found=f"{sum(counts.values())} rows",
-                fix="give it a larger fraction, or more rows",
+                fix="give it a larger fraction, or more rows; where a split has chosen these rows already, "
+                "a `split_salt`",
             )
 
 
