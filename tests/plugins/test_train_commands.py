@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from helpers.contexts import catalogue
 from helpers.models import save_tiny_model
 from helpers.planning import Told, command
@@ -291,6 +292,18 @@ def test_a_model_takes_the_place_of_one_that_was_there(tmp_path: Path) -> None:
     }
 
 
+def test_a_run_that_does_not_complete_says_how_the_model_gets_out(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise typer.Exit(130)
+
+    monkeypatch.setattr("posttrain.cli.running.perform", stopped)
+    told = command("sft", "--model", "policy", "--dataset", "rows.jsonl", "--output_dir", "out")
+    assert told.code == 130
+    assert "nothing was copied to out: the same command again" in told.out
+
+
 @pytest.mark.slow
 def test_a_command_trains_and_copies_the_model_out(here: Path) -> None:
     short = ("--max_steps", "1", "--batch_size", "4")
@@ -317,7 +330,8 @@ def test_a_command_trains_and_copies_the_model_out(here: Path) -> None:
         "--output_dir",
         "two",
     )
-    assert (here / "two" / "adapter_config.json").is_file()
+    config = json.loads((here / "two" / "adapter_config.json").read_text())
+    assert (Path(config["base_model_name_or_path"]) / "model.safetensors").is_file(), "peft finds the base"
     ran("dpo", "--model", "dpo:train.model", "--dataset", "data", *short, "--output_dir", "three")
     assert (here / "three" / "adapter_model.safetensors").is_file()
 

@@ -64,7 +64,7 @@ def new(
         text = Template(source.read_text(encoding="utf-8")).substitute(values)
         written.write_text(text, encoding="utf-8")
     say(f"wrote {target}; to use it and to test it:")
-    say(f"  pip install -e {target} && pytest {target}")
+    say(f"  pip install -e '{target}[test]' && pytest {target}")
     say(f"  posttrain plugins info {name}")
 
 

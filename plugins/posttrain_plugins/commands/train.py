@@ -148,18 +148,31 @@ def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> Non
         _print(stages, asked, trainer)
         return
     _require_free(asked.output_dir, how.overwrite)
-    made = perform(
-        Pipeline(stages, name=_name(trainer), plugins=asked.plugins),
-        how.workspace,
-        Selection(tiny=how.tiny),
-        runner=how.runner,
-        quiet=how.quiet,
-        as_json=how.as_json,
-    )
+    try:
+        made = perform(
+            Pipeline(stages, name=_name(trainer), plugins=asked.plugins),
+            how.workspace,
+            Selection(tiny=how.tiny),
+            runner=how.runner,
+            quiet=how.quiet,
+            as_json=how.as_json,
+        )
+    except typer.Exit:
+        if asked.output_dir is not None and not how.as_json:
+            say(
+                f"nothing was copied to {asked.output_dir}: the same command again goes on from the last checkpoint "
+                "and copies the model, which `posttrain resume` does not"
+            )
+        raise
     if asked.output_dir is not None:
-        _copy(made[TRAIN]["model"], how.workspace, asked.output_dir)
+        base = _copy(made[TRAIN]["model"], how.workspace, asked.output_dir)
         if not how.as_json:
-            say(f"the model is in {asked.output_dir}")
+            about = (
+                ""
+                if base is None
+                else f", an adapter on {base}; the stage `model.merge` makes one model of both"
+            )
+            say(f"the model is in {asked.output_dir}{about}")
 
 
 def _catalogue(plugins: Sequence[str]) -> Catalogue:
@@ -212,13 +225,19 @@ def _require_free(directory: Path | None, overwrite: bool) -> None:
         )
 
 
-def _copy(digest: str, workspace: Path, directory: Path) -> None:
-    """Copy an artifact's files, without what makes it one, in place of a model that was there."""
+def _copy(digest: str, workspace: Path, directory: Path) -> Path | None:
+    """Copy an artifact's files, without what makes it one, in place of a model that was there.
+
+    Returns:
+        Where the base of an adapter lies; the copy names that path, so that peft finds it.
+    """
     from posttrain.artifacts.files import guarded
     from posttrain.artifacts.store import Store
-    from posttrain_plugins.models.artifact import MODEL_FILES
+    from posttrain_plugins.models.artifact import ADAPTER_CONFIG, MODEL_FILES, write_config
+    from posttrain_plugins.templates.tokenizer import read_json
 
-    artifact = Store(workspace).get(digest)
+    store = Store(workspace)
+    artifact = store.get(digest)
     with guarded(directory, "write the model"):
         for old in [file for pattern in MODEL_FILES for file in directory.glob(pattern)]:
             old.unlink()
@@ -227,6 +246,12 @@ def _copy(digest: str, workspace: Path, directory: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             shutil.copyfile(artifact.file(entry.path), target)
+        config = read_json(directory / ADAPTER_CONFIG)
+        if not config:
+            return None
+        base = store.get(config["base_model_name_or_path"]).path
+        write_config(directory / ADAPTER_CONFIG, {**config, "base_model_name_or_path": str(base)})
+    return base
 
 
 def _help(context: typer.Context, name: str | None, catalogue: Catalogue) -> None:
