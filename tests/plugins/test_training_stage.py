@@ -402,6 +402,7 @@ def test_ports():
         ("model", frozenset(), False),
         ("data", frozenset({"preference", "token_pairs"}), True),
         ("eval", frozenset({"preference", "token_pairs"}), False),
+        ("log_probs", frozenset(), False),
     ]
     assert Sft().outputs(SftOptions(lora={}))[0].kinds == {Kind.ADAPTER}
     assert Sft().outputs(SftOptions())[0].kinds == {Kind.MODEL, Kind.ADAPTER}
