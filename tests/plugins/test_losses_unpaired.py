@@ -11,12 +11,12 @@ from pydantic import ValidationError
 
 from posttrain.contracts.loss import Family, Loss, LossOutput, UnpairedBatch
 from posttrain_plugins.losses.unpaired.apo_zero_unpaired import ApoZeroUnpaired
-from posttrain_plugins.losses.unpaired.bco import Bco, BcoOptions
+from posttrain_plugins.losses.unpaired.bco import Bco, BetaOptions
 from posttrain_plugins.losses.unpaired.kto import Kto
 from posttrain_plugins.losses.unpaired.options import SidedOptions
 from posttrain_plugins.testing.batches import batch_of
 
-LOSSES: dict[type[Loss], type[Any]] = {Kto: SidedOptions, ApoZeroUnpaired: SidedOptions, Bco: BcoOptions}
+LOSSES: dict[type[Loss], type[Any]] = {Kto: SidedOptions, ApoZeroUnpaired: SidedOptions, Bco: BetaOptions}
 EVERY = pytest.mark.parametrize("loss", LOSSES)
 
 
@@ -138,7 +138,7 @@ def test_apo_is_kto_without_a_divergence():
 
 
 def test_bco_keeps_the_mean_of_all_rewards_so_far():
-    config, bco = BcoOptions(beta=0.5), Bco()
+    config, bco = BetaOptions(beta=0.5), Bco()
     state = bco.begin(config)
     for logp, mean, count in (([2.0, 4.0], 1.5, 2), ([-6.0], 0.0, 3), ([8.0, 0.0, 0.0], 4 / 6, 6)):
         stats = bco.measure(batch_of(Family.UNPAIRED, logp=logp, desirable=[True] * len(logp)), config, state)
@@ -173,8 +173,8 @@ def test_diagnostics():
         (SidedOptions, {"desirable_weight": -1}),
         (SidedOptions, {"undesirable_weight": -1}),
         (SidedOptions, {"desirable_weight": 0, "undesirable_weight": 0}),
-        (BcoOptions, {"beta": 0}),
-        (BcoOptions, {"desirable_weight": 2}),
+        (BetaOptions, {"beta": 0}),
+        (BetaOptions, {"desirable_weight": 2}),
     ],
 )
 def test_impossible_options_are_refused(options: type[Any], given: dict[str, float]):

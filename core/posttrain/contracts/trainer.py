@@ -156,8 +156,11 @@ class Scores:
 
     def totals(self, values: Tensor) -> Tensor:
         """Sum token values over each sequence: shape [N] to [E, sequences of an example]."""
-        zeros = values.new_zeros(len(self.examples) * self.width)
-        return zeros.index_add(0, self.sequence, values).view(len(self.examples), self.width)
+        return self.sums(values).view(len(self.examples), self.width)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum token values over each sequence: shape [N] to [S]."""
+        return values.new_zeros(len(self.lengths)).index_add(0, self.sequence, values)
 
 
 class Supervise(StrEnum):

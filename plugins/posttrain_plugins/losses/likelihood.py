@@ -101,6 +101,10 @@ def told(batch: Pairs, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
         "rewards/margin": chosen - rejected,
         "rewards/chosen": chosen,
         "rewards/rejected": rejected,
-        "logps/chosen": batch.chosen.detach(),
-        "logps/rejected": batch.rejected.detach(),
+        **likelihoods(batch),
     }
+
+
+def likelihoods(batch: Pairs) -> dict[str, Tensor]:
+    """Σ log π of both answers, shape [P] each."""
+    return {"logps/chosen": batch.chosen.detach(), "logps/rejected": batch.rejected.detach()}

@@ -16,10 +16,8 @@ from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, Scores, StepEnds
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats.stepwise import in_steps
+from posttrain_plugins.losses.process_reward.metrics import EVEN
 from posttrain_plugins.trainers.valued import ValuedOptions, ValuedTrainer
-
-EVEN = 0.5
-"""The label of a step that may as well be wrong as right."""
 
 
 class PrmOptions(ValuedOptions):

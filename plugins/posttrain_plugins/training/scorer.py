@@ -109,8 +109,7 @@ class Scorer:
         told = torch.cat(found).to(self.device) if found else torch.zeros(0, device=self.device)
         if Need.REFERENCE_TOKENS not in self.needs:
             return replace(scores, reference=told)
-        sums = told.new_zeros(len(scores.lengths)).index_add(0, scores.sequence, told)
-        return replace(scores, reference=sums, reference_logp=told)
+        return replace(scores, reference=scores.sums(told), reference_logp=told)
 
     def _referred(self, example: Example, told: Tensor) -> Tensor:
         """Return what belongs to the sequences that are scored; those that are only measured stand last."""
@@ -196,4 +195,4 @@ class Scorer:
 
 def _sequence_sums(scores: Scores) -> Tensor:
     """Return Σ log π of every sequence, shape [S]."""
-    return scores.logp.new_zeros(len(scores.lengths)).index_add(0, scores.sequence, scores.logp)
+    return scores.sums(scores.logp)

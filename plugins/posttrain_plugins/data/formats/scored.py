@@ -74,16 +74,10 @@ def number_problem(value: Any) -> str | None:
 
 
 def _completions(value: Any) -> str | None:
-    if not isinstance(value, list):
-        return f"is {values.type_name(value) or 'null'}, not a list of completions"
-    if len(value) < 2:
+    if isinstance(value, list) and len(value) < 2:
         return f"has {len(value)} entries; to be ranked there must be two or more"
-    problems = ((number, values.answer(each)) for number, each in enumerate(value, 1))
-    return next((f"entry {number} {problem}" for number, problem in problems if problem), None)
+    return values.entries(value, "completions", values.answer)
 
 
 def _scores(value: Any) -> str | None:
-    if not isinstance(value, list):
-        return f"is {values.type_name(value) or 'null'}, not a list of scores"
-    problems = ((number, number_problem(each)) for number, each in enumerate(value, 1))
-    return next((f"entry {number} {problem}" for number, problem in problems if problem), None)
+    return values.entries(value, "scores", number_problem)

@@ -79,13 +79,12 @@ def _steps(value: Any) -> str | None:
 
 
 def _labels(value: Any) -> str | None:
-    if not isinstance(value, list):
-        return f"is {values.type_name(value) or 'null'}, not a list of labels"
-    for number, label in enumerate(value, 1):
-        if isinstance(label, bool):
-            continue
-        if not isinstance(label, int | float):
-            return f"entry {number} is {values.type_name(label) or 'null'}, not true, false or a probability"
-        if not 0 <= label <= 1:
-            return f"entry {number} is {label}; a probability is from 0 to 1"
-    return None
+    return values.entries(value, "labels", _label)
+
+
+def _label(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return None
+    if not isinstance(value, int | float):
+        return f"is {values.type_name(value) or 'null'}, not true, false or a probability"
+    return None if 0 <= value <= 1 else f"is {value}; a probability is from 0 to 1"

@@ -80,6 +80,14 @@ def truth(value: Any) -> str | None:
     return None if isinstance(value, bool) else _is(value, "true or false")
 
 
+def entries(value: Any, of: str, judge: Judge) -> str | None:
+    """Judge a list of something, entry by entry; the first problem names its entry, from 1."""
+    if not isinstance(value, list):
+        return f"is {type_name(value) or 'null'}, not a list of {of}"
+    problems = ((number, judge(each)) for number, each in enumerate(value, 1))
+    return next((f"entry {number} {problem}" for number, problem in problems if problem), None)
+
+
 def turns_problem(value: Sequence[Any]) -> str | None:
     """Judge a list of messages, each by itself."""
     if not value:

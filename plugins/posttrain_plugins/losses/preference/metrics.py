@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 Metrics = dict[str, "Tensor"]
 
 
-def likelihoods(batch: PreferenceBatch) -> Metrics:
-    """Σ log π of both answers, shape [P] each."""
-    return {"logps/chosen": batch.chosen.detach(), "logps/rejected": batch.rejected.detach()}
-
-
 def rewards(batch: PreferenceBatch, beta: float) -> Metrics:
     """The implicit rewards β log π/π_ref of both answers, their margin, and whether it has the right sign."""
     chosen = beta * (batch.chosen - batch.reference_chosen)

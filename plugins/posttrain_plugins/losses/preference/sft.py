@@ -5,7 +5,7 @@ from __future__ import annotations
 from posttrain.contracts.component import NoOptions
 from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, State, Stats, Term
 from posttrain.contracts.reduction import RoleTokenMean
-from posttrain_plugins.losses.preference.metrics import likelihoods
+from posttrain_plugins.losses.likelihood import likelihoods
 
 
 class Sft(Loss):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EVEN = 0.5
+"""The label of a step that may as well be wrong as right."""
 
 
 def diagnostics(batch: ProcessRewardBatch) -> dict[str, Tensor]:

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from posttrain.contracts.component import Config
 from posttrain.contracts.loss import Family, Loss, LossOutput, Need, State, Stats, Term, UnpairedBatch
 from posttrain.contracts.reduction import EXAMPLE_MEAN
+from posttrain_plugins.losses.preference.referenced import BetaOptions
 from posttrain_plugins.losses.unpaired.metrics import diagnostics
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class BcoOptions(Config):
-    """Options of the loss `bco`."""
-
-    beta: float = Field(default=0.1, gt=0, description="strength of the pull to the reference policy")
 
 
 class Bco(Loss):
@@ -44,25 +36,25 @@ class Bco(Loss):
     """
 
     family = Family.UNPAIRED
-    config = BcoOptions
+    config = BetaOptions
     needs = frozenset({Need.REFERENCE})
 
-    def begin(self, config: BcoOptions) -> State:
+    def begin(self, config: BetaOptions) -> State:
         """No answer has been seen."""
         return {"mean": 0.0, "answers": 0}
 
-    def measure(self, batch: UnpairedBatch, config: BcoOptions, state: State) -> Mapping[str, Tensor]:
+    def measure(self, batch: UnpairedBatch, config: BetaOptions, state: State) -> Mapping[str, Tensor]:
         """Sum the rewards, and count them."""
         rewards = config.beta * batch.log_ratio.double()
         return {"rewards": rewards.sum(), "answers": rewards.new_full((), len(rewards))}
 
-    def advance(self, state: State, stats: Stats, config: BcoOptions) -> State:
+    def advance(self, state: State, stats: Stats, config: BetaOptions) -> State:
         """Take the step's rewards into the mean of all so far."""
         answers = state["answers"] + int(stats["answers"])
         change = float(stats["rewards"]) - state["mean"] * int(stats["answers"])
         return {"mean": state["mean"] + change / answers, "answers": answers}
 
-    def __call__(self, batch: UnpairedBatch, config: BcoOptions, stats: Stats, state: State) -> LossOutput:
+    def __call__(self, batch: UnpairedBatch, config: BetaOptions, stats: Stats, state: State) -> LossOutput:
         """Return one term with a value for each answer, in nats."""
         from torch.nn.functional import logsigmoid
 

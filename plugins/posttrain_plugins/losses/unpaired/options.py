@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from posttrain.contracts.component import Config
 from posttrain.contracts.loss import UnpairedBatch
+from posttrain_plugins.losses.preference.referenced import BetaOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SidedOptions(Config):
+class SidedOptions(BetaOptions):
     """Strength, and how much good and bad answers count."""
 
-    beta: float = Field(default=0.1, gt=0, description="strength of the pull to the reference policy")
     desirable_weight: float = Field(
         default=1.0,
         ge=0,
