@@ -7,6 +7,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DS_BUILD_OPS := 0
 # Two test processes share the cores: threads that spin while they wait would take them from each other.
 check test: export OMP_WAIT_POLICY := PASSIVE
+# Tests start hundreds of interpreters: each would compile posttrain, and each pytest every test, anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup quickstart check test evidence clean
 
@@ -36,7 +38,7 @@ check: setup  ## Style, types, layers and the quick tests.
 	$(BIN)/pytest -q -n 2 -m 'not slow and not mlflow and not prefect'
 
 test: check  ## Everything that must stay true.
-	$(BIN)/pytest -q -n 2 -m 'slow or mlflow or prefect'
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m 'slow or mlflow or prefect'
 
 evidence: setup  ## Recipes over seeds, benchmarks and fault experiments; writes docs/evidence/.
 	$(BIN)/python -m tests.evidence

@@ -19,6 +19,7 @@ _WHERE = {
     "Parallel": "posttrain.contracts.backend",
     "Place": "posttrain.contracts.backend",
     "Ranks": "posttrain.contracts.backend",
+    "Split": "posttrain.contracts.backend",
     "Callback": "posttrain.contracts.callback",
     "Training": "posttrain.contracts.callback",
     "Choice": "posttrain.contracts.component",
@@ -65,6 +66,7 @@ _WHERE = {
     "Format": "posttrain.contracts.format",
     "Passage": "posttrain.contracts.passage",
     "Generator": "posttrain.contracts.generator",
+    "ModelReward": "posttrain.contracts.reward",
     "Reward": "posttrain.contracts.reward",
     "Sample": "posttrain.contracts.reward",
     "Rule": "posttrain.contracts.rule",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from posttrain.contracts.backend import Parallel as Parallel
     from posttrain.contracts.backend import Place as Place
     from posttrain.contracts.backend import Ranks as Ranks
+    from posttrain.contracts.backend import Split as Split
     from posttrain.contracts.callback import Callback as Callback
     from posttrain.contracts.callback import Training as Training
     from posttrain.contracts.component import Choice as Choice
@@ -116,6 +119,7 @@ if TYPE_CHECKING:
     from posttrain.contracts.reduction import reduction as reduction
     from posttrain.contracts.registration import Group as Group
     from posttrain.contracts.registration import Registration as Registration
+    from posttrain.contracts.reward import ModelReward as ModelReward
     from posttrain.contracts.reward import Reward as Reward
     from posttrain.contracts.reward import Sample as Sample
     from posttrain.contracts.rule import Rule as Rule

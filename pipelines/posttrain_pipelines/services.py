@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from posttrain.artifacts.files import write_durably
 from posttrain.artifacts.locks import KeyLock, acquire, attempt
 from posttrain.errors import PosttrainError
-from posttrain_pipelines.processes import alive, group_alive, start_time, terminate
+from posttrain.execution.processes import alive, group_alive, start_time, terminate
 
 HOST = "127.0.0.1"
 KEPT = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from posttrain.errors import DataError, StageError
+from posttrain.execution.environment import variables
 from posttrain_plugins.data.reading.columnar import rows_of
 from posttrain_plugins.data.reading.files import DataFile, Readable, numbered, numbered_entries
 
@@ -144,14 +144,11 @@ def _network(allowed: bool) -> Iterator[None]:
 
     modules = [(sys.modules[name], switch) for name, switch in _SWITCHES if name in sys.modules]
     before = [getattr(module, switch) for module, switch in modules]
-    environment = {name: os.environ.get(name) for name in _VARIABLES}
     for module, switch in modules:
         setattr(module, switch, not allowed)
-    os.environ.update(dict.fromkeys(_VARIABLES, "0" if allowed else "1"))
     try:
-        yield
+        with variables(dict.fromkeys(_VARIABLES, "0" if allowed else "1")):
+            yield
     finally:
         for (module, switch), value in zip(modules, before, strict=True):
             setattr(module, switch, value)
-        for name, text in environment.items():
-            os.environ.pop(name, None) if text is None else os.environ.__setitem__(name, text)

@@ -59,7 +59,15 @@ def posttrain_rewards() -> list[Registration]:
     return [
         Registration(
             "exact", "1 when the completion equals the reference answer", f"{_HERE}.rewards.exact:Exact"
-        )
+        ),
+        Registration(
+            "model", "What a trained reward model says of the answer", f"{_HERE}.rewards.model:Model"
+        ),
+        Registration(
+            "process",
+            "How likely the steps of the answer are right, after a process reward model",
+            f"{_HERE}.rewards.process_model:Process",
+        ),
     ]
 
 

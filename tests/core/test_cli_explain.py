@@ -88,7 +88,13 @@ def test_findings_come_by_weight_and_notes_that_are_alike_in_one_line(
 
 @pytest.mark.parametrize(
     ("kinds", "expected"),
-    [([], False), (["DataError"], True), (["SpecError", "StageError"], False), ([None], False)],
+    [
+        ([], False),
+        (["DataError"], True),
+        (["TrainingDiverged"], True),
+        (["SpecError", "StageError"], False),
+        ([None], False),
+    ],
 )
 def test_errors_in_options_or_data_would_come_again(kinds: list[str | None], expected: bool) -> None:
     assert repeats([None if kind is None else {"type": kind} for kind in kinds]) is expected

@@ -148,7 +148,8 @@ def test_warnings_are_called_so_and_kept_for_the_end(
 
 
 @pytest.mark.parametrize(
-    ("kind", "again"), [("DataError", "run"), ("SpecError", "run"), ("ValueError", "resume")]
+    ("kind", "again"),
+    [("DataError", "run"), ("SpecError", "run"), ("TrainingDiverged", "run"), ("ValueError", "resume")],
 )
 def test_what_data_or_options_broke_is_not_to_be_resumed(
     kind: str, again: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -163,6 +164,16 @@ def test_what_data_or_options_broke_is_not_to_be_resumed(
     with pytest.raises(StageError) as caught:
         report.require_completed()
     assert ("resume" in str(caught.value.fix)) is (again == "resume")
+
+
+@pytest.mark.parametrize("status", [NodeStatus.INCONCLUSIVE, NodeStatus.REJECTED])
+def test_a_verdict_that_does_not_let_pass_gives_its_reasons(
+    status: NodeStatus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "0.400 → 0.420: +0.020 [-0.019, 0.058], n=100"
+    judged = NodeResult("gate", status, summary=reason, figures={"improvement": 0.02})
+    reportview.show_report(RunReport("r1", "inconclusive", {"gate": judged}), tmp_path)
+    assert f"gate: {reason}" in capsys.readouterr().out
 
 
 def test_the_text_of_a_failure_waits_for_the_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -354,7 +354,7 @@ def test_terminating_ends_what_the_leader_left_behind() -> None:
     child.wait()
 
 
-def test_a_group_outlives_its_leader() -> None:
+def test_a_group_outlives_its_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     child = subprocess.Popen(
         ["sh", "-c", "sleep 300 & read line"], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -364,6 +364,9 @@ def test_a_group_outlives_its_leader() -> None:
     assert not processes.group_alive(child.pid, started + 1), "another process has its number"
     child.communicate(b"go on\n")
     assert not processes.alive(child.pid, started) and processes.group_alive(child.pid, started)
+    with monkeypatch.context() as rebooted:
+        rebooted.setattr(processes, "_boot", lambda: 1)
+        assert not processes.group_alive(child.pid, started), "a group without a leader, after another boot"
     processes.terminate(child.pid, started, patience=30)
     assert not processes.group_alive(child.pid, started)
 

@@ -197,14 +197,22 @@ def test_naming_the_built_in_loop_as_the_target_is_enough(monkeypatch: pytest.Mo
     before = ingredients(graph(PLAIN, plugins=plugins), "sft", plugins=plugins)
     monkeypatch.setattr(OfflineTrainer, "shared", {"training loop": 9})
     after = ingredients(graph(PLAIN, plugins=plugins), "sft", plugins=plugins)
-    assert differences(before, after) == ["plugin: shared.training loop 4 → 9"]
+    assert differences(before, after) == ["plugin: shared.training loop 5 → 9"]
+
+
+def test_a_target_of_ones_own_has_no_built_in_stage_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every worker asks, and a built-in stage that is broken is no business of other plugins."""
+    plugins, made = discover([PLUGIN]), []
+    make = plugins.make
+    monkeypatch.setattr(plugins, "make", lambda group, name: made.append(name) or make(group, name))
+    assert plugins.shared("try/train") == {} and made == ["try/train"]
 
 
 def test_whoever_uses_the_built_in_loop_has_its_numerics_in_the_key() -> None:
     class Third(OfflineTrainer):
         formats = frozenset({"text"})
 
-    assert Third.target == OfflineTrainer.target and Third.shared == {"training loop": 4}
+    assert Third.target == OfflineTrainer.target and Third.shared == {"training loop": 5}
 
 
 CHILD = """

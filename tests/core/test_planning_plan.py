@@ -360,11 +360,11 @@ def test_an_estimate_that_raises_is_a_warning(tmp_path: Path) -> None:
     (finding,) = plan.nodes["a"].findings
     assert (finding.level, plan.refused) == (Level.WARNING, [])
     assert "`estimate` of the stage rows of acme failed at a: RuntimeError: hm" in finding.message
-    plan = plan_of(broken(estimate=lambda self, config, inputs: {"parameters": 1}), tmp_path)
+    plan = plan_of(broken(estimate=lambda self, config, inputs, gpus: {"parameters": 1}), tmp_path)
     assert "a dict where a Estimate was expected" in plan.nodes["a"].findings[0].message
-    assert plan_of(broken(estimate=lambda self, c, i: Estimate(1)), tmp_path).nodes["a"].estimate == Estimate(
-        1
-    )
+    assert plan_of(broken(estimate=lambda self, c, i, g: Estimate(1)), tmp_path).nodes[
+        "a"
+    ].estimate == Estimate(1)
 
 
 @pytest.mark.parametrize(

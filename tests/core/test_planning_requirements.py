@@ -14,6 +14,7 @@ from posttrain.planning.nodes import Node
 from posttrain.planning.requirements import shortfalls
 from posttrain.planning.spec import Resources, Runtime
 from posttrain.registry.components import choices, semantic
+from posttrain.registry.extras import installing
 from posttrain.registry.problems import ConfigProblems
 
 
@@ -126,7 +127,8 @@ def test_a_reporter_needs_its_library(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda library, *_: None)
     (finding,) = shortfalls(node("single", callbacks=[name]), catalogue())
     assert finding.level is Level.ERROR
-    assert (finding.message, finding.fix) == (f"callbacks.0: `{name}` needs {name}", f"install {name}")
+    assert finding.message == f"callbacks.0: `{name}` needs {name}, which is not installed"
+    assert finding.fix == installing([name])
 
 
 def test_what_callbacks_have_against_other_options_is_said():

@@ -11,8 +11,11 @@ import pytest
 from helpers.plugins import install, write_distribution
 from typer.testing import CliRunner, Result
 
+from posttrain.cli.output import console
 from posttrain.cli.plugins import app, paper
+from posttrain.contracts.registration import Group
 from posttrain.errors import PluginError
+from posttrain.registry.discovery import discover
 
 BUILTIN = """\
 import posttrain
@@ -125,17 +128,7 @@ def test_list_shows_a_table_and_the_broken(root: Path, monkeypatch: pytest.Monke
     result = invoke(root, monkeypatch, "list")
     assert result.exit_code == 0
     (row,) = [line.split() for line in result.stdout.splitlines() if "sigmoid" in line]
-    assert row == [
-        "loss",
-        "sigmoid",
-        "The",
-        "DPO",
-        "loss.",
-        "(arXiv:2305.18290)",
-        "posttrain",
-        "1.0",
-        "loaded",
-    ]
+    assert row == ["sigmoid", "preference", "The", "DPO", "loss.", "arXiv:2305.18290"]
     last = result.stdout.splitlines()[-1]
     assert last.startswith("plugin 'acme-broken' of acme-broken 1.0 is import-error: RuntimeError: no (")
 
@@ -146,6 +139,24 @@ def test_list_of_one_group_names_papers(root: Path, monkeypatch: pytest.MonkeyPa
     assert "score" in result.stdout and "sigmoid" not in result.stdout
     wrong = invoke(root, monkeypatch, "list", "losses")
     assert "did you mean `loss`?" in str(wrong.exception)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("group", [Group.LOSS, Group.TRAINER, Group.STAGE])
+def test_names_are_whole_at_any_width(group: Group, width: int) -> None:
+    console.cache_clear()
+    told = CliRunner().invoke(app, ["list", group], env={"COLUMNS": str(width)})
+    assert told.exit_code == 0
+    lines = told.stdout.splitlines()
+    assert all(len(line) <= width for line in lines)
+    first = [line.split()[0] for line in lines if line.strip() and not line.startswith(" ")]
+    assert set(first[2:]) == set(discover().names(group))
+
+
+def test_json_tells_families_and_whole_references() -> None:
+    told = json.loads(CliRunner().invoke(app, ["list", "loss", "--json"]).stdout)["registrations"]
+    assert {each["family"] for each in told} >= {"preference", "token", "reward"}
+    assert all(each["reference"] is None or "://" in each["reference"] for each in told)
 
 
 def test_papers_are_short() -> None:

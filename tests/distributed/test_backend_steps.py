@@ -35,7 +35,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"steps on {name}")) for name in BACKENDS],
+)
 def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp(request.param)
     found: dict[str, Any] = in_own_process(compare_steps, directory, BACKENDS[request.param], CASES)

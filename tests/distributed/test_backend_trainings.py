@@ -13,7 +13,7 @@ from helpers.ranks import in_own_process
 
 from posttrain.errors import StageError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trainings on ranks")]
 
 BACKENDS: dict[str, Any] = {
     "single": "single",
@@ -107,6 +107,9 @@ def test_the_learning_rate_depends_on_the_step_alone(backend: str, undisturbed: 
         ("ddp", 5, {"uses": "train.dpo"}),
         ("fsdp2", 2, DROPOUT),
         ("fsdp2", 5, {}),
+        # asked to stop while the ranks evaluate
+        ("ddp", 4, {"eval_steps": 2, "load_best_model_at_end": True}),
+        ("fsdp2", 4, {"eval_steps": 4}),
         ("zero-2", 5, {}),
         ("zero-3", 5, {}),
     ],

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.rank_work import computed_already, failing, hanging, orphaned, shares
+from helpers.rank_work import computed_already, failing, hanging, orphaned, shares, turns
 from helpers.ranks import in_own_process
 
 from posttrain.errors import StageError
 from posttrain_plugins.launchers.local import Share, _tried
 from posttrain_plugins.training.offline import OfflineTrainer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("the local launcher")]
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,11 @@ def test_rank_0_is_ended_when_it_hangs_after_another_rank_has_failed(tmp_path: P
     told = (tmp_path / "told").read_text()
     assert "rank 1 of 2: a rank of the training failed: ZeroDivisionError: what went wrong" in told
     assert told.endswith("rank 0 hangs, and is ended\n")
+
+
+def test_ranks_that_split_the_weights_open_the_whole_model_in_turns(tmp_path: Path):
+    told = in_own_process(turns, tmp_path, "fsdp2")
+    assert told == [f"{rank} {what}" for rank in range(3) for what in ("opens on cpu", "has prepared")]
 
 
 def test_no_rank_outlives_rank_0(tmp_path: Path):

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from posttrain.cli.plugins import paper
 from posttrain.contracts.component import Uses
 from posttrain.contracts.loss import Family, Loss, Need, Scope
 from posttrain.contracts.registration import Group
@@ -42,6 +43,10 @@ NEEDS: Mapping[Need, str] = {
     Need.MEAN_LOGP: "the mean log-prob over the vocabulary at each token",
     Need.MISMATCHED: "log-probs of another row's answer to each prompt, one more answer to compute for each row",
     Need.RIVALS: "several answers to each prompt",
+    Need.MARGIN: "the column `margin`, where there is one",
+    Need.AUTHORS: "the column `chosen_by`: `policy` where the policy wrote the chosen answer and the reference the "
+    "rejected one, `reference` where it is the other way round",
+    Need.PREFERENCE: "the column `preference`: how likely the chosen answer is preferred, from 0 to 1",
 }
 
 
@@ -75,9 +80,8 @@ def _index(catalogue: Catalogue) -> Iterator[str]:
         losses = (
             name for name in catalogue.names(Group.LOSS) if catalogue.load(Group.LOSS, name).family is family
         )
-        yield _table(
-            ("loss", "what it does", "reference", "source"), (_entry(catalogue, name) for name in losses)
-        )
+        columns = ("loss", "family", "trainers", "when to use it", "what it does", "reference", "paper")
+        yield _table(columns, (_entry(catalogue, name) for name in losses))
 
 
 def _anchor(title: str) -> str:
@@ -87,8 +91,18 @@ def _anchor(title: str) -> str:
 def _entry(catalogue: Catalogue, name: str) -> tuple[str, ...]:
     item, loss = catalogue.entry(Group.LOSS, name).registration, catalogue.load(Group.LOSS, name)
     needed = "needed" if loss.needs & {Need.REFERENCE, Need.REFERENCE_TOKENS} else ""
-    source = f"<{item.reference}>" if item.reference else ""
-    return f"[`{name}`]({file_name(name)}.md)", _sentence(item.summary), needed, source
+    source = f"[{paper(item.reference)}]({item.reference})" if item.reference else ""
+    trainers = ", ".join(
+        f"`{each}`" for each in catalogue.names(Group.TRAINER) if _fits(catalogue, each, loss)
+    )
+    link, use = f"[`{name}`]({file_name(name)}.md)", use_when(loss)
+    return link, f"`{loss.family}`", trainers or "none", use, item.summary, needed, source
+
+
+def use_when(loss: Any) -> str:
+    """Return in one line when a loss is to be used: the beginning of that part of its docstring."""
+    found = re.search(r"When to use: (.+?)(?:[.;:](?:\s|$)|\Z)", inspect.getdoc(loss) or "", re.DOTALL)
+    return " ".join(found[1].split()) if found else ""
 
 
 def _trainers(catalogue: Catalogue, family: Family) -> str:

@@ -36,6 +36,7 @@ class Experiment:
         candidate: The one that the gate judges.
         baseline: The one that it is compared with.
         report: The stage that evaluates.
+        gate: The stage that compares.
         beside: Columns of further figures: title to stage and figure.
         steps: Whether the share of the commoner label is told beside, as of process reward models.
         fixed: Whether seeds and metric were fixed before any run.
@@ -48,6 +49,7 @@ class Experiment:
     candidate: str
     baseline: str
     report: str = "eval"
+    gate: str = "gate"
     beside: dict[str, tuple[str, str]] = field(default_factory=dict)
     steps: bool = False
     fixed: bool = True
@@ -86,13 +88,15 @@ EXPERIMENTS = {
     ),
     "zephyr": Experiment((*_ALIGNED, "dpo"), _MATCH, ("sft", "dpo"), "dpo", "sft"),
     "smollm": Experiment(
-        ("task", "sft", "pairs", "dpo"),
-        _MATCH,
+        ("task", "sft", "pairs", "dpo", "held_out"),
+        "preference accuracy: the share of held-out pairs whose right answer the policy is likelier to give",
         ("base", "sft", "dpo"),
         "dpo",
-        "base",
+        "sft",
+        report="preferred",
+        gate="prefers",
+        beside={"exact match of `dpo` over `base`": ("gate", "improvement")},
         fixed=False,
-        seeds=(0,),
     ),
 }
 
@@ -108,9 +112,9 @@ def one(recipe: str, seed: int, directory: Path) -> dict[str, Any]:
     seconds = time.monotonic() - begun
     ledger.posttrain("down", workspace=workspace)
     nodes = {node["node"]: node for node in json.loads(done.stdout)["nodes"]}
-    if "improvement" not in nodes["gate"]["figures"]:
+    if "improvement" not in nodes[experiment.gate]["figures"]:
         raise SystemExit(f"{recipe} with seed {seed} did not come to its gate\n{done.stdout}\n{done.stderr}")
-    figures = nodes["gate"]["figures"]
+    figures = nodes[experiment.gate]["figures"]
     return {
         "seed": seed,
         "scores": {name: score(nodes, experiment, name) for name in experiment.models},
@@ -121,7 +125,7 @@ def one(recipe: str, seed: int, directory: Path) -> dict[str, Any]:
         "improvement": figures["improvement"],
         "low": figures["improvement.low"],
         "high": figures["improvement.high"],
-        "verdict": nodes["gate"]["status"],
+        "verdict": nodes[experiment.gate]["status"],
         "exit": done.returncode,
         "seconds": round(seconds, 1),
         "stages": {name: round(node["seconds"], 1) for name, node in nodes.items()},

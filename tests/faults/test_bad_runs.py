@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from helpers.products import NODES, TINY, Done, Product, processes_in, steps_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.mlflow]
+pytestmark = pytest.mark.slow
 
-LONG = TINY.replace("max_steps: 6,", "max_steps: 400,").replace("save_steps: 2", "save_steps: 20")
+BARE = TINY.partition("  promote:")[0]
+"""Without what comes with the tracker."""
+LONG = BARE.replace("max_steps: 6,", "max_steps: 400,").replace("save_steps: 2", "save_steps: 20")
 
 FILLED = """\
 set -u
@@ -37,6 +39,13 @@ mount -o remount,ro,bind .posttrain
 """
 
 
+def untracked(base: Path, pipeline: str = BARE) -> Product:
+    """A directory whose runs MLflow does not hear of, which is most of what a small run takes."""
+    product = Product(base, env={"POSTTRAIN_DISABLE_PLUGINS": "flows"})
+    product.write("tiny.yaml", pipeline)
+    return product
+
+
 def own_mounts(product: Product, script: str) -> None:
     """Run a shell script that may mount file systems nobody else sees; `$0` is the command."""
     command = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
@@ -58,7 +67,7 @@ def statuses(product: Product) -> dict[str, str]:
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_step(tmp_path: Path) -> None:
-    product = Product.tiny(tmp_path)
+    product = untracked(tmp_path)
     only = ("--only", "sft")
     diverged = product.run(*only, "--set", "stages.sft.with.learning_rate=1e30")
     assert diverged.code == 1
@@ -77,7 +86,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(tmp_path: Path) -> N
 
 
 def test_answers_that_truncation_removes_are_counted_and_named(tmp_path: Path) -> None:
-    product = Product.tiny(tmp_path)
+    product = untracked(tmp_path)
     some = product.run("--only", "sft", "--set", "stages.sft.with.max_length=22")
     assert some.code == 0, some.text
     notes = [event["message"] for event in product.events("sft") if event["type"] == "note"]
@@ -98,7 +107,7 @@ def test_answers_that_truncation_removes_are_counted_and_named(tmp_path: Path) -
 
 
 def test_a_damaged_artifact_is_found_said_and_built_again(tmp_path: Path) -> None:
-    product = Product.tiny(tmp_path)
+    product = untracked(tmp_path)
     assert product.run("--only", "sft").code == 0
     before = product.digests()
     weights = product.objects / before["sft"]["model"] / "model.safetensors"
@@ -124,8 +133,7 @@ def test_a_damaged_artifact_is_found_said_and_built_again(tmp_path: Path) -> Non
 
 
 def test_of_the_checkpoints_the_newest_sound_one_is_used_and_the_other_is_named(tmp_path: Path) -> None:
-    product = Product(tmp_path)
-    product.write("tiny.yaml", LONG)
+    product = untracked(tmp_path, LONG)
     process = product.start("run", "tiny.yaml", "--runner", "sequential", "--only", "sft")
     while len(list(product.workspace.glob("work/*/checkpoints/step-*"))) < 2:
         assert process.poll() is None
@@ -142,12 +150,12 @@ def test_of_the_checkpoints_the_newest_sound_one_is_used_and_the_other_is_named(
     assert f"going on from step {step} of 400" in resumed.out
     assert steps_of(product.events("sft", 2))[0] == step + 1
     (tmp_path / "other").mkdir()
-    undisturbed = Product(tmp_path / "other")
-    undisturbed.write("tiny.yaml", LONG)
+    undisturbed = untracked(tmp_path / "other", LONG)
     assert undisturbed.run("--only", "sft").code == 0
     assert undisturbed.digests() == product.digests()
 
 
+@pytest.mark.mlflow
 @pytest.mark.parametrize("size", ["40k", "300k", "700k"])
 def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(size: str, tmp_path: Path) -> None:
     product = Product.tiny(tmp_path)
@@ -167,6 +175,7 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(size: 
     assert done(product, "after").code == 0
 
 
+@pytest.mark.mlflow
 def test_a_store_that_cannot_be_written_is_named_and_still_read(tmp_path: Path) -> None:
     product = Product.tiny(tmp_path)
     assert product.run("--only", "base").code == 0

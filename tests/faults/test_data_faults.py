@@ -125,6 +125,7 @@ VERBS: Mapping[str, Sequence[str]] = {
     "statistics": ("{}",),
     "inspect": ("{}", "--model", "{model}"),
     "convert": ("{}", "--to", "prompt_completion", "--output", "{output}"),
+    "mix": ("{}", "{}", "--output", "{output}"),
     "split": ("{}", "--test", "0.5", "--output", "{output}"),
     "dedup": ("{}", "--output", "{output}"),
     "contamination": ("--train", "{}", "--evaluation", "{}"),

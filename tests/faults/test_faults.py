@@ -137,9 +137,22 @@ def test_every_option_that_is_not_marked_is_in_the_key(name: str, catalogue: Cat
 # A stage that failed fails the run, wherever it stands and whoever orders the stages.
 
 
-@pytest.mark.parametrize("runner", [SequentialRunner, Concurrent])
-@pytest.mark.parametrize("position", [0, 1, 2])
-@pytest.mark.parametrize("how", ["raise", "kill", "exit"])
+WAYS = ("raise", "kill", "exit")
+RUNNERS = (SequentialRunner, Concurrent)
+
+
+@pytest.mark.parametrize(
+    ("runner", "position", "how"),
+    [
+        # Each pair of the three is tried in the quick tests, and all of them together in the slow ones.
+        pytest.param(
+            runner, position, how, marks=() if (position + way + chosen) % 2 == 0 else pytest.mark.slow
+        )
+        for way, how in enumerate(WAYS)
+        for position in range(3)
+        for chosen, runner in enumerate(RUNNERS)
+    ],
+)
 def test_a_failure_is_never_lost(
     runner: Callable[[], Runner], position: int, how: str, tmp_path: Path
 ) -> None:

@@ -73,14 +73,14 @@ def test_a_bonus_reaches_the_gradient_in_proportion_to_its_coefficient():
 
 
 @pytest.mark.parametrize(("uses", "loss"), ALL)
-@EVERY_LAYOUT
-def test_padding_and_cut_change_no_metric(uses: str, loss: str, layout: str):
+def test_padding_and_cut_change_no_metric(uses: str, loss: str):
     """An average over a padded tensor changes with the length of the longest row."""
     rows = examples(uses)
     one = stepper(uses, loss).evaluate(rows)
-    other = stepper(uses, loss, 70, layout).evaluate(rows)
-    assert other.metrics == pytest.approx(dict(one.metrics), rel=1e-4, abs=1e-5)
-    assert (other.loss, other.surprise) == pytest.approx((one.loss, one.surprise), rel=1e-5)
+    for layout in LAYOUTS:
+        other = stepper(uses, loss, 70, layout).evaluate(rows)
+        assert other.metrics == pytest.approx(dict(one.metrics), rel=1e-4, abs=1e-5), layout
+        assert (other.loss, other.surprise) == pytest.approx((one.loss, one.surprise), rel=1e-5), layout
 
 
 @pytest.mark.parametrize("uses", ["train.sft", "train.dpo"])

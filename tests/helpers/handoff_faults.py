@@ -1,7 +1,8 @@
 """Failures at the hand-offs of SFT → DPO, each put into the lab's pipeline; and pipelines in which nothing is wrong.
 
 `DOCUMENTED` are failures that were reported of other tools. `INVENTED` were written down before the rules were; what
-that is worth, and what was changed since, stands in `docs/evidence/handoff-faults.md`.
+that is worth, and what was changed since, stands in `docs/evidence/handoff-faults.md`. `FOR_RULES` were written for a
+rule that neither list tries: that they are found says that the rule works, and nothing of what else would be found.
 """
 
 from __future__ import annotations
@@ -436,6 +437,22 @@ INVENTED: tuple[Fault, ...] = (
     Fault("I30", "the demonstrations are what DPO rejects", _rejected_demonstrations),
     Fault("I31", "UTF-8 read as Latin-1", _mojibake),
     Fault("I32", "the SFT model is promoted on the verdict about the DPO model", _promoted_other),
+)
+
+
+def _merged_coarsely(lab: Lab) -> None:
+    """An adapter that changed little is merged, and what it changed is rounded away."""
+    lab.options("sft", lora={"r": 4}, learning_rate=1e-6, max_steps=2)
+    lab.stages["merged"] = {
+        "uses": "model.merge",
+        "inputs": {"adapter": "sft"},
+        "with": {"dtype": "bfloat16"},
+    }
+    lab.connect("dpo", model="merged")
+
+
+FOR_RULES: tuple[Fault, ...] = (
+    Fault("R-H043", "an adapter that changed little, merged in 16 bits", _merged_coarsely),
 )
 
 HARMLESS = {

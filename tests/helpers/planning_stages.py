@@ -119,7 +119,7 @@ class Train(Stage):
     def predict(self, config: Any, inputs: Inputs) -> Mapping[str, Prediction]:
         return {"model": Prediction(Kind.MODEL, PolicyFacts(width=8, eos=(1,), pad=0))}
 
-    def estimate(self, config: Any, inputs: Inputs) -> Estimate:
+    def estimate(self, config: Any, inputs: Inputs, gpus: int = 0) -> Estimate:
         return Estimate(parameters=1500, trainable=500, memory_bytes=3 * 2**20, note="float32")
 
     def check(self, config: Any, inputs: Inputs) -> list[Finding]:

@@ -32,11 +32,9 @@ from posttrain.contracts.backend import Parallel, Place
 from posttrain.contracts.registration import Group, load_target
 from posttrain.contracts.stage import StageContext
 from posttrain.errors import Interrupted, StageError
-from posttrain_plugins.backends import zero as _zero  # noqa: F401 - slow to import, so once for all processes
 from posttrain_plugins.backends.single import Single
 from posttrain_plugins.launchers import process
 from posttrain_plugins.launchers.local import together
-from posttrain_plugins.training import stage as _stage  # noqa: F401 - what a training imports
 from posttrain_plugins.training.step import Stepper
 
 RATE = 0.3
@@ -387,3 +385,26 @@ def _share(context: StageContext, place: Place) -> list[Any]:
     found = gather(parallel, [place.rank, torch.get_num_threads(), drawn, variables, told, context.stopping])
     parallel.close()
     return found
+
+
+def turns(directory: Path, backend: str) -> list[str]:
+    """Return who began to open a model, and who had it prepared, in the order in which that happened."""
+    return on_ranks(directory, 3, partial(_turn, backend))  # type: ignore[no-any-return]
+
+
+def _turn(backend: str, context: StageContext, place: Place) -> list[str]:
+    told = context.work.parent / "turns"
+    parallel = parallel_of({"name": backend, "ranks": 3}, place)
+
+    def tell(what: str) -> None:
+        descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, f"{place.rank} {what}\n".encode())
+        os.close(descriptor)
+
+    with parallel.loading() as device:
+        tell(f"opens on {device}")
+        time.sleep(0.05)
+        tell("has prepared")
+    parallel.barrier()
+    parallel.close()
+    return told.read_text().splitlines()

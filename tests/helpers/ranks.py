@@ -24,6 +24,9 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *(path for path in sys.path if path)]),
 }
 
+PRELOADED = ["helpers.rank_work", "posttrain_plugins.training.stage", "posttrain_plugins.backends.zero"]
+"""What is slow to import and computes nothing: once for all processes, and not for those that only collect tests."""
+
 
 def in_own_process(
     function: Callable[..., Any],
@@ -36,7 +39,7 @@ def in_own_process(
     What it raises is raised here. As soon as there is `enough`, the process is killed and None returned.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["helpers.rank_work"])
+    context.set_forkserver_preload(PRELOADED)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(theirs, function, arguments))
     with _environment():

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,7 +42,7 @@ ALL = [
 """Every registered trainer and every registered loss, and the losses of every kind."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def encoder() -> Encoder:
     with TemporaryDirectory() as directory:
         char_tokenizer(Path(directory))
@@ -51,6 +51,11 @@ def encoder() -> Encoder:
 
 def examples(uses: str, count: int = 7) -> list[Example]:
     """Examples of ragged lengths and weights, made by the trainer itself from rows of its format."""
+    return list(_examples(uses, count))
+
+
+@cache
+def _examples(uses: str, count: int) -> tuple[Example, ...]:
     format, trainer = format_of(uses), catalogue().stage(uses)
     made = prepare(
         trainer,
@@ -62,7 +67,7 @@ def examples(uses: str, count: int = 7) -> list[Example]:
         weight_column=None,
         supervise=trainer.supervise(trainer.config()),
     )
-    return [replace(each, weight=0.5 + each.row % 3) for each in made.examples]
+    return tuple(replace(each, weight=0.5 + each.row % 3) for each in made.examples)
 
 
 def _sequences(uses: str) -> Sequence[TokenSequence]:
@@ -113,7 +118,17 @@ def stepper(
     return made
 
 
-def gradient(made: Stepper, rows: Sequence[Example]) -> tuple[float, dict[str, float], list[torch.Tensor]]:
+Gradient = tuple[float, dict[str, float], list[torch.Tensor]]
+"""Loss, metrics and gradients of a step."""
+
+
+@cache
+def plain(uses: str, loss: str) -> Gradient:
+    """What a step comes to that is one padded micro-batch of all examples: what every other way is compared with."""
+    return gradient(stepper(uses, loss), examples(uses))
+
+
+def gradient(made: Stepper, rows: Sequence[Example]) -> Gradient:
     made.model.zero_grad()
     result = made.backward(rows)
     return result.loss, dict(result.metrics), [p.grad.clone() for p in made.model.parameters()]

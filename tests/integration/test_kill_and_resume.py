@@ -22,6 +22,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference.of(Product.tiny(tmp_path_factory.mktemp("reference")))
 
 
+@pytest.mark.xdist_group("killed")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_at_a_random_moment(seed: int, reference: Reference, tmp_path: Path) -> None:
     story = disturbed(Product.tiny(tmp_path), Moment.drawn(seed), reference)
@@ -38,6 +39,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
     return product.digests()
 
 
+@pytest.mark.xdist_group("stopped")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_training_keeps_a_checkpoint_that_a_resume_goes_on_from(
     number: signal.Signals, undisturbed: dict[str, dict[str, str]], tmp_path: Path

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.products import NODES, Done, Product, Tracked, processes_in, steps_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.mlflow]
+pytestmark = [pytest.mark.slow, pytest.mark.mlflow, pytest.mark.xdist_group("end to end")]
 
 BETA = ("--set", "stages.dpo.with.loss.beta=0.25")
 AFTER_DPO = ("dpo", "eval", "gate", "promote")

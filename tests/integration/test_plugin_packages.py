@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.training import completion_rows, preference_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packages")]
 
 EXAMPLE = Path(__file__).parents[1] / "examples/posttrain-simpo-variant"
 NAMES = {"loss": "acme/simpo2", "reward": "acme/words", "trainer": "acme/train.better"}

@@ -13,7 +13,12 @@ from helpers.products import NODES, TINY, Product, Tracked, processes_in
 
 from posttrain_pipelines.flow.server import token
 
-pytestmark = [pytest.mark.slow, pytest.mark.prefect, pytest.mark.mlflow]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.prefect,
+    pytest.mark.mlflow,
+    pytest.mark.xdist_group("run ends"),
+]
 
 FUSSY = """\
 import pathlib

@@ -29,6 +29,7 @@ from helpers.trl_page import (
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("parity of templates"),
     # trl 1.16.0 uses names that transformers 5.24 has deprecated.
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

@@ -25,7 +25,7 @@ from posttrain_pipelines.flow.runner import Ledger, PrefectRunner
 from posttrain_pipelines.flow.server import ensure_server, token, token_file
 from posttrain_pipelines.services import ServiceError, ServiceSpec, recorded, stop
 
-pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.xdist_group("flow")]
 
 DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 

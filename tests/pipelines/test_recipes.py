@@ -39,7 +39,7 @@ def test_an_experiment_seeds_every_stage_of_its_recipe_that_draws(
     assert set(experiment.seeded) == {
         stage for stage, spec in stages.items() if "seed" in spec.get("with", {})
     }
-    gate = stages["gate"]["inputs"]
+    gate = stages[experiment.gate]["inputs"]
     judged = stages[experiment.report]["inputs"]["models"]
     assert (gate["candidate"], gate["baseline"]) == (experiment.candidate, experiment.baseline)
     assert gate["report"] == experiment.report

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.artifacts.locks import acquire
+from posttrain.execution.processes import alive, start_time, terminate
 from posttrain_pipelines import services
-from posttrain_pipelines.processes import alive, start_time, terminate
 from posttrain_pipelines.services import Service, ServiceError, ServiceSpec, ensure, recorded, stop
 
 SERVER = """

@@ -168,6 +168,17 @@ def test_bema_of_a_resumed_training_is_the_same(tmp_path: Path, model: Artifact)
     whole = trained(tmp_path / "whole", model, callbacks)
     resumed = interrupted_and_resumed(tmp_path / "resumed", model, callbacks)
     assert same(weights(whole.output("model")), weights(resumed.output("model")))
+    (told,) = (note for note in whole.notes if "moving average" in note)
+    assert (
+        f"port `model` holds the moving average of the weights of steps 0 to {STEPS}, taken in every 2"
+        in told
+    )
+    assert 0 < float(told.split(" weights is ")[1].split()[0]) < 1 and told in resumed.notes
+
+
+def test_bema_that_has_not_begun_says_so(tmp_path: Path, model: Artifact) -> None:
+    context = trained(tmp_path, model, [{"name": "bema", "after": STEPS + 1}], max_steps=1)
+    assert any(f"ended before step {STEPS + 1}" in note for note in context.notes)
 
 
 def test_what_is_evaluated_last_is_what_is_put_out(tmp_path: Path, model: Artifact) -> None:
@@ -516,7 +527,11 @@ def test_trackio_stays_on_this_machine(
     for name in trackio.ELSEWHERE:
         monkeypatch.setenv(name, "acme/space")
     context = sft(tmp_path, model, ["trackio"])
-    trackio.made(joining(context, context.config, monkeypatch), trackio.TrackioOptions())
+    ended: list[str] = []
+    fake.finish = lambda: ended.append("finished")
+    made = trackio.made(joining(context, context.config, monkeypatch), trackio.TrackioOptions())
+    made.on_train_end(None, None, None)
+    assert ended == ["finished"]
     assert os.environ.keys().isdisjoint(trackio.ELSEWHERE)
     assert Path(os.environ["TRACKIO_DIR"]).is_relative_to(context.workspace)
     assert fake.began["project"] == "posttrain"

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.evaluation import dataset
 from helpers.looking import jsonl, model_at, turns
+from helpers.stages import run_stage
 from typer.testing import CliRunner, Result
 
 from posttrain.cli.app import app
 from posttrain.errors import DataError, PosttrainError, SpecError
 from posttrain_plugins.commands import progress
 from posttrain_plugins.commands.wording import worded
+from posttrain_plugins.data.mix import Mix
+from posttrain_plugins.data.rows import read_rows
 
 RENAMED = [{"question": f"q{n}", "reply": f"a{n}"} for n in range(4)]
 NAMES = ("--columns", "question=prompt", "--columns", "reply=completion")
@@ -82,6 +86,65 @@ def test_every_verb_renames_columns() -> None:
         run("validate", "qa.jsonl", "--columns", "question")
     with pytest.raises(DataError, match="no column `title` to rename"):
         run("statistics", "qa.jsonl", "--columns", "title=prompt")
+
+
+def test_columns_are_renamed_in_the_files_that_have_them() -> None:
+    jsonl(Path("qa.jsonl"), RENAMED)
+    jsonl(Path("plain.jsonl"), [{"prompt": f"q{n}", "completion": f"b{n}"} for n in range(6)])
+    compared = told("contamination", "--train", "./qa.jsonl", "--evaluation", "plain.jsonl", *NAMES)
+    assert compared["worst"] == pytest.approx(4 / 6)
+    mixed = told("mix", "qa.jsonl", "plain.jsonl", "--output", "out.jsonl", *NAMES)
+    assert (mixed["format"], mixed["rows"]) == ("prompt_completion", 10)
+    with pytest.raises(SpecError, match="no file has this column") as caught:
+        run("mix", "qa.jsonl", "plain.jsonl", "--output", "x.jsonl", "--columns", "title=prompt")
+    assert caught.value.found == "title"
+    Path("riddles.py").write_text(PLUGIN)
+    jsonl(Path("riddles.jsonl"), [{"riddle": "q1", "reply": "a"}])
+    given = ("--format", "acme/riddles", "--file", "riddles.py")
+    same = ("--train", "riddles.jsonl", "--evaluation", "riddles.jsonl")
+    assert told("contamination", *same, *given)["worst"] == 1
+
+
+def test_a_mixture_is_that_of_the_stage(tmp_path: Path) -> None:
+    sets = [[{"prompt": f"{name}{n}", "completion": "c"} for n in range(10)] for name in "ab"]
+    for name, rows in zip("ab", sets, strict=True):
+        jsonl(Path(f"{name}.jsonl"), rows)
+    options = {"weights": (0.75, 0.25), "names": ("one", "two"), "source_column": "of", "seed": 3}
+    data = [
+        dataset(tmp_path / name, rows, "prompt_completion") for name, rows in zip("ab", sets, strict=True)
+    ]
+    stage = read_rows(run_stage(Mix(), tmp_path / "mix", {"data": data}, **options).result("data"))
+    shares = ("--weight", "0.75", "--weight", "0.25", "--name", "one", "--name", "two", "--seed", "3")
+    shown = run("mix", "a.jsonl", "b.jsonl", *shares, "--source-column", "of", "--output", "out.jsonl").stdout
+    assert shown == "13 rows: 10 of one, 3 of two\nwritten to out.jsonl\n"
+    assert [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()] == stage
+    with pytest.raises(DataError, match="there already"):
+        run("mix", "a.jsonl", "b.jsonl", "--output", "out.jsonl")
+    with pytest.raises(DataError, match="1 weights for 2 datasets"):
+        run("mix", "a.jsonl", "b.jsonl", "--weight", "1", "--output", "x.jsonl")
+    jsonl(Path("pairs.jsonl"), [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    with pytest.raises(DataError, match="different formats, preference, prompt_completion"):
+        run("mix", "a.jsonl", "pairs.jsonl", "--output", "x.jsonl")
+
+
+def test_a_format_by_the_name_of_its_trainer_is_proposed() -> None:
+    jsonl(Path("rows.jsonl"), [{"prompt": "a", "completion": "b"}])
+    for arguments in (
+        ("convert", "rows.jsonl", "--to", "kto", "--output", "x"),
+        ("validate", "rows.jsonl", "--format", "kto"),
+    ):
+        with pytest.raises(PosttrainError, match=r"there is no format .kto.") as caught:
+            run(*arguments)
+        assert caught.value.fix == "did you mean `unpaired_preference`?"
+
+
+def test_weights_are_looked_at_by_name() -> None:
+    jsonl(Path("rows.jsonl"), [{"text": "a", "weight": 1, "w": 1}, {"text": "b", "weight": -1, "w": -2}])
+    assert run("validate", "rows.jsonl").exit_code == 0
+    assert "warning weights: 1 row: " in run("validate", "rows.jsonl").stdout
+    found = run("validate", "rows.jsonl", "--weights", "w")
+    assert found.exit_code == 1 and "line 2: `w` is -2; a weight is at least 0" in found.stdout
+    assert run("validate", "rows.jsonl", "--ignore", "weights", "--strict").exit_code == 0
 
 
 def test_a_format_of_a_local_file() -> None:

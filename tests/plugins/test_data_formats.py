@@ -4,19 +4,23 @@ import json
 from typing import Any
 
 import pytest
+from helpers.contexts import catalogue
 
 from posttrain.contracts.passage import Passage
+from posttrain.contracts.registration import Group
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import (
     BUILT_IN,
     CANONICAL,
     format_of,
     infer_format,
+    meant,
     passage_of,
     row_problem,
     schema_of,
 )
 from posttrain_plugins.data.formats.inference import misleading
+from posttrain_plugins.data.formats.nicknames import NICKNAMES
 from posttrain_plugins.data.formats.routes import route, with_turns
 
 Row = dict[str, Any]
@@ -230,7 +234,11 @@ SHARED = [user("a"), said("b"), user("c")]
             "tool call without a `function`",
         ),
         ("openai_chat", {"messages": [said("a", refusal="b")]}, "both a `content` and a `refusal`"),
-        ("scored", {"prompt": "a", "completion": "b", "score": "7"}, "`score` is string, not a number"),
+        (
+            "scored",
+            {"prompt": "a", "completion": "b", "score": "7"},
+            '`score` is the string "7", not a number',
+        ),
         ("scored", {"prompt": "a", "completion": "b", "score": True}, "`score` is boolean, not a number"),
         ("scored", {"prompt": "a", "completion": "b", "score": float("nan")}, "not a finite number"),
         ("scored", {"prompt": "a", "completion": "", "score": 1}, "`completion` is empty"),
@@ -253,7 +261,7 @@ SHARED = [user("a"), said("b"), user("c")]
         (
             "unpaired_preference",
             {"prompt": "a", "completion": "b", "label": 1},
-            "`label` is number, not true or false",
+            "`label` is the number 1, not true or false",
         ),
         ("prompt", {"prompt": "a", "tools": "{"}, "`tools` is not valid JSON"),
         ("prompt", {"prompt": "a", "chat_template_kwargs": [1]}, "`chat_template_kwargs` must be an object"),
@@ -301,13 +309,56 @@ def test_the_whole_schema_decides() -> None:
         ((None, True), "unpaired_preference"),
         ((None, None), "prompt_completion"),
         (("maths", "code"), "prompt_completion"),
+        (("true", "false"), "unpaired_preference"),
+        (("0", "maths"), "unpaired_preference"),
     ],
 )
 def test_labels_that_may_be_verdicts_never_make_demonstrations(labels: Any, expected: str) -> None:
     rows = [{"prompt": "a", "completion": "b", "label": label} for label in labels]
     assert infer_format(schema_of(rows).columns, "here") == expected
     problem = row_problem(rows[0], expected)
-    assert labels[0] != 1 or labels[0] is True or "choose `format: prompt_completion`" in str(problem)
+    refused = labels[0] in (1, "true", "0") and labels[0] is not True
+    assert ("choose `format: prompt_completion`" in str(problem)) is refused
+
+
+@pytest.mark.parametrize(
+    "columns", [("prompt", "completions"), ("prompt", "chosen"), ("prompt", "rejected", "x")]
+)
+def test_what_is_left_of_another_format_is_no_prompt(columns: tuple[str, ...]) -> None:
+    rows = [dict.fromkeys(columns, "a")]
+    with pytest.raises(DataError, match="fit no dataset format") as caught:
+        infer_format(schema_of(rows).columns, "here")
+    lacking = {"completions": "`stepwise` lacks `labels`", "chosen": "`preference` lacks `rejected`"}
+    assert lacking.get(columns[1], "`preference` lacks `chosen`") in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    [
+        ("kto", "`unpaired_preference`"),
+        ("unpaired", "`unpaired_preference`"),
+        ("dpo", "`preference`"),
+        ("train.orpo", "`preference`"),
+        ("reward", "`preference` or `scored` or `ranked`"),
+        ("sft", "`prompt_completion` or `messages`"),
+        ("prompt-only", "`prompt`"),
+        ("unpaired preference", "`unpaired_preference`"),
+        ("prefrence", "`preference`"),
+    ],
+)
+def test_other_names_of_formats(name: str, formats: str) -> None:
+    assert meant(name, CANONICAL) == f"did you mean {formats}?"
+    with pytest.raises(DataError, match="unknown dataset format") as caught:
+        format_of(name)
+    assert caught.value.fix == f"did you mean {formats}?"
+
+
+def test_every_trainer_s_name_stands_for_a_format_that_it_takes() -> None:
+    for uses in catalogue().names(Group.TRAINER):
+        if "/" not in uses:
+            assert NICKNAMES[uses.removeprefix("train.")][0] in catalogue().stage(uses).formats
+    assert all(set(formats) <= set(CANONICAL) for formats in NICKNAMES.values())
+    assert meant("zzz", CANONICAL) is None
 
 
 def test_ambiguity_names_the_rows_and_the_choice() -> None:

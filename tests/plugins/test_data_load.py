@@ -222,6 +222,56 @@ def test_a_canonical_format_of_another_plugin_is_written_as_it_is(tmp_path: Path
     assert prompt_hash({"riddle": "r1", "answer": "x"}, Riddle()) == prompt_hash({"prompt": "r1"}, "prompt")
 
 
+TRANSCRIPTS = ('"Human: a\n\nAssistant: b"', '"Human: a\n\nAssistant: c"', "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "format", "expected"),
+    [
+        ("prompt,completion,label", "a,b,TRUE", None, {"label": True}),
+        ("prompt,completion,label", "a,b, 0 ", None, {"label": False}),
+        ("prompt,completion,label", "a,b,spam", None, {"label": "spam"}),
+        ("prompt,completion,score", "a,b,-1.5e1", "scored", {"score": -15.0}),
+        ("prompt,completion,score", "a,b,7", "scored", {"score": 7}),
+        ("prompt,chosen,rejected,margin", "a,b,c,.5", None, {"margin": 0.5}),
+        ("chosen,rejected,margin,n", ",".join(TRANSCRIPTS), None, {"margin": 2, "n": "3"}),
+    ],
+)  # fmt: skip
+def test_numbers_and_truth_values_of_csv_are_what_the_format_says(
+    tmp_path: Path, header: str, line: str, format: str | None, expected: dict[str, Any]
+) -> None:
+    (tmp_path / "rows.csv").write_text(f"{header}\n{line}\n")
+    options = {} if format is None else {"format": format}
+    (row,) = read_rows(run_stage(Load(), tmp_path, path="rows.csv", **options).result("data"))
+    assert {name: row[name] for name in expected} == expected
+    assert all(type(row[name]) is type(value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("header", "good", "bad", "format", "told"),
+    [
+        ("prompt,completion,label", "a,b,true", "a,b,perhaps", None, '`label` is the string "perhaps"'),
+        ("prompt,completion,label", "a,b,1", "a,b,2", None, '`label` is the string "2"'),
+        ("prompt,completion,score", "a,b,1", "a,b,", "scored", '`score` is the string ""'),
+        ("prompt,completion,score", "a,b,1", "a,b,nan", "scored", "`score` is nan"),
+        ("prompt,completion,score", "a,b,1", "a,b,1e999", "scored", "`score` is inf"),
+        ("prompt,completion,score", "a,b,1", 'a,b,"1,5"', "scored", '`score` is the string "1,5"'),
+        ("prompt,chosen,rejected,margin", "a,b,c,1", "a,b,c,-1", None, "`margin` is -1"),
+    ],
+)
+def test_what_is_none_of_csv_is_refused_by_line_and_column(
+    tmp_path: Path, header: str, good: str, bad: str, format: str | None, told: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{header}\n{good}\n{bad}\n")
+    options = {} if format is None else {"format": format}
+    (planned,) = Load().check(configured(Load(), path=str(path), **options), {})
+    assert f"line 3: {told}" in planned.message
+    with pytest.raises(DataError, match="line 3") as caught:
+        run_stage(Load(), tmp_path / "load", path=str(path), **options)
+    assert told in caught.value.message
+
+
 def test_csv_columns_can_hold_json(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(

@@ -25,7 +25,7 @@ from posttrain.contracts.stage import Finding, Input
 from posttrain.errors import StageError
 from posttrain.pipeline import Pipeline
 from posttrain_plugins.handoffs.log_probs import LogProbsOther
-from posttrain_plugins.training import stage as stage_module
+from posttrain_plugins.training import reference_source
 from posttrain_plugins.training.scoring import run
 
 STAGE = catalogue().stage("data.log_probs")
@@ -82,7 +82,7 @@ def test_training_is_the_same_to_the_last_bit(
     def unwanted(*_: Any) -> None:
         raise AssertionError("the reference is scored again")
 
-    monkeypatch.setattr(stage_module, "reference_log_probs", unwanted)
+    monkeypatch.setattr(reference_source, "reference_log_probs", unwanted)
     # Another order of another loss's strength: what was scored serves a sweep.
     for name, more in (("same", {}), ("other", {"loss": {"name": loss, "beta": 0.3}, "lora": {"r": 2}})):
         context = training(tmp_path / name, uses, model, given, **{"loss": loss, **more})

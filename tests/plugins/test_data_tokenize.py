@@ -126,6 +126,15 @@ def test_supervise_decides_what_is_learned(tmp_path: Path, model: Artifact):
     assert counts["everything"] == outcome.figures["tokens"] - 1
 
 
+def test_rows_that_are_refused_are_counted_over_all_parts(tmp_path: Path, model: Artifact):
+    bad = {3, CHUNK + 5, CHUNK + 6}
+    rows = [{"text": "ab", "w": -1 if n in bad else 1, "n": n} for n in range(CHUNK + 20)]
+    with pytest.raises(DataError, match=f"3 of {len(rows)} rows cannot be used") as caught:
+        tokenized(tmp_path, model, rows, "text", weight_column="w")
+    told = f"`w` is -1; a weight is at least 0 (rows 4, {CHUNK + 6}, {CHUNK + 7})"
+    assert f"3 row(s): the weight column {told}" in str(caught.value.found)
+
+
 def test_rows_that_cannot_be_learned_from_are_an_error(tmp_path: Path, model: Artifact):
     with pytest.raises(DataError, match="no row of the dataset can be trained on"):
         tokenized(

@@ -73,12 +73,41 @@ def test_the_interval_decides(
     assert judge(tmp_path, items, **options)[0].verdict == verdict
 
 
+def test_a_doubt_says_what_would_decide_it(tmp_path: Path) -> None:
+    items = [*answers(SFT, right(40, 100)), *answers(DPO, right(42, 100))]
+    outcome, _ = judge(tmp_path, items)
+    assert outcome.verdict == Verdict.INCONCLUSIVE
+    # Two wins of 100: (2 + 1)/102 − 1/102 = 0.0196, ± 1.96 · sqrt((4/102 − 0.0196²)/102) = 0.0382. It reaches
+    # 0.02 + 0.0186 below the estimate, 1.93 times as far as 0 is: 1.93² · 100 = 374 rows, in two digits.
+    open_ = "the improvement 0.020 [-0.019, 0.058] does not settle on a side of the 0 that it must exceed"
+    assert f"; {open_}; about 380 rows instead of 100 would, if it stays as it is" in outcome.summary
+    more = [*answers(SFT, right(40, 100) * 4), *answers(DPO, right(42, 100) * 4)]
+    assert judge(tmp_path / "more", more)[0].verdict == Verdict.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "options", "expected"),
+    [
+        (40, 70, {"threshold": 0.7}, "the threshold 0.7; 100 rows say nothing of which side it is on"),
+        (40, 70, {"threshold": 0.65}, "the threshold 0.65; about 370 rows instead of 100 would"),
+        (40, 40, {"threshold": None}, "of the 0 that it must exceed; 100 rows say nothing"),
+        (40, 70, {"min_improvement": 0.25}, "of the 0.25 that it must exceed; about 390 rows"),
+    ],
+)
+def test_how_many_rows_a_decision_takes(
+    tmp_path: Path, before: int, after: int, options: dict[str, Any], expected: str
+) -> None:
+    items = [*answers(SFT, right(before, 100)), *answers(DPO, right(after, 100))]
+    assert expected in judge(tmp_path, items, **options)[0].summary
+
+
 def test_on_few_items_the_exact_test_must_agree(tmp_path: Path) -> None:
     # Five wins of five: the interval is all above 0, but McNemar's exact p-value is 2/32 = 0.0625.
     five = [*answers(SFT, right(0, 5), prediction="x"), *answers(DPO, right(5, 5))]
     outcome, _ = judge(tmp_path, five)
     assert outcome.figures["improvement.low"] > 0
     assert outcome.verdict == Verdict.INCONCLUSIVE
+    assert "the exact test finds p = 0.0625, and 0.05 at most would pass; about 6 rows" in outcome.summary
     six = [*answers(SFT, right(0, 6), prediction="x"), *answers(DPO, right(6, 6))]
     assert judge(tmp_path / "six", six)[0].verdict == Verdict.COMPLETED
 

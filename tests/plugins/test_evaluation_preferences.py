@@ -1,4 +1,4 @@
-"""How often reward models prefer the better answer: the report, and what a gate makes of it."""
+"""How often models prefer the better answer: the report, and what a gate makes of it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from posttrain_plugins.evaluation.preferences import Preferences
 from posttrain_plugins.evaluation.report import read_items
 from posttrain_plugins.evaluation.rewards import values_of
 from posttrain_plugins.evaluation.scores import proportion
+from posttrain_plugins.models.policy import open_policy
 from posttrain_plugins.models.valued import open_valued, save_valued
 
 REWARD = Kind.REWARD_MODEL
@@ -103,6 +104,57 @@ def test_a_gate_judges_reward_models(tmp_path: Path, learned: Artifact, untraine
     worse = {"report": given["report"], "candidate": [untrained], "baseline": [learned]}
     rejected = run_stage(Gate(), tmp_path / "worse", worse, metric="pair_accuracy")
     assert rejected.outcome.verdict is Verdict.REJECTED
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return model_artifact(tmp_path_factory.mktemp("policy"))
+
+
+def test_a_policy_prefers_the_answer_that_it_is_likelier_to_give(tmp_path: Path, policy: Artifact):
+    rows = [
+        {"prompt": "ab", "chosen": "ba", "rejected": "abab"},
+        {"prompt": "b", "chosen": "aaaa", "rejected": "b"},
+    ]
+    run = evaluated(tmp_path / "sum", [policy], rows)
+    mean = evaluated(tmp_path / "mean", [policy], rows, length_normalized=True)
+    opened = open_policy(policy, object())
+    for row, summed, normalized in zip(rows, _items(run, policy), _items(mean, policy), strict=True):
+        (chosen, many), (rejected, few) = (
+            _likelihood(opened, row["prompt"], row[side]) for side in ("chosen", "rejected")
+        )
+        assert summed.margin == pytest.approx(chosen - rejected, abs=1e-5)
+        assert normalized.margin == pytest.approx(chosen / many - rejected / few, abs=1e-5)
+        assert summed.correct == (chosen > rejected)
+
+
+def _items(run: FakeContext, model: Artifact) -> list[Any]:
+    return read_items(run.output("report"))[model.digest]
+
+
+def _likelihood(opened: Any, prompt: str, answer: str) -> tuple[float, int]:
+    """Σ log p of an answer's tokens by a plain forward pass, and how many they are."""
+    encoded = opened.encoder.encode_pair(prompt, answer)
+    tokens = torch.tensor([encoded.tokens])
+    with torch.no_grad():
+        logp = opened.model(tokens).logits[0].double().log_softmax(-1)
+    places = [place for place, counts in enumerate(encoded.supervised) if counts]
+    return sum(float(logp[place - 1, encoded.tokens[place]]) for place in places), len(places)
+
+
+def test_policies_and_reward_models_stand_in_one_report(tmp_path: Path, policy: Artifact, learned: Artifact):
+    run = evaluated(tmp_path, [policy, learned], preference_rows(4))
+    assert len(_items(run, policy)) == len(_items(run, learned)) == 4
+
+
+def test_length_normalized_without_a_policy_is_refused():
+    from helpers.contexts import configured
+
+    stage = catalogue().stage("evaluate.preferences")
+    config = configured(stage, length_normalized=True)
+    (found,) = stage.check(config, {"models": (_predicted(),)})
+    assert "would be ignored" in found.message
+    assert not list(stage.check(configured(stage), {"models": (_predicted(),)}))
 
 
 def test_a_limit_keeps_rows_by_their_content(tmp_path: Path, learned: Artifact):

@@ -14,6 +14,7 @@ from posttrain.artifacts.store import Store
 from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import StoreError
 from posttrain.execution.records import run_state
+from posttrain_plugins.commands.origins import MODELS, brought
 from posttrain_plugins.inspection.finding import find, found
 
 DATASET = frozenset({Kind.DATASET})
@@ -115,6 +116,28 @@ def test_the_newest_run_counts_also_where_it_took_the_node_from_the_cache(tmp_pa
         assert found(name, workspace, POLICY).artifact.digest == digests["other"]
     with pytest.raises(StoreError, match="neither a file nor an adapter or model of that name"):
         found("nothing", workspace, POLICY)
+
+
+def test_a_run_in_which_the_node_did_not_complete_does_not_count(tmp_path: Path) -> None:
+    workspace = tmp_path / ".posttrain"
+    for run, status in (("20260101-000000-00", "completed"), ("20260102-000000-00", "failed")):
+        synthetic = SyntheticRun(workspace, run, "mine")
+        synthetic.begin()
+        base = runs.artifact(workspace, "base", "model", Kind.MODEL, run, run)
+        synthetic.end("base", NodeStatus.COMPLETED, outputs={"model": base.digest})
+        if status == "completed":
+            trained = runs.artifact(workspace, "sft", "model", Kind.MODEL, "trained", run)
+            synthetic.end("sft", status, outputs={"model": trained.digest})
+        else:
+            synthetic.end("sft", status)
+        synthetic.finish(status)
+    meant = found("sft", workspace, POLICY)
+    assert (meant.artifact, meant.origin) == (trained, "pipeline mine, run 20260101-000000-00")
+    meant = found("base", workspace, POLICY)
+    assert (meant.artifact, meant.origin) == (base, "pipeline mine, run 20260102-000000-00")
+    told = brought("sft", MODELS, workspace, {}, download=False)
+    assert told.taken == f"sft is {trained.ref} of pipeline mine, run 20260101-000000-00"
+    assert told.stage == {"uses": "store.load", "with": {"path": str(trained.path)}}
 
 
 def test_an_output_of_one_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from helpers.stepping import assert_same, examples, gradient, stepper
 from helpers.training import Context, context_for, model_artifact, preference_rows, train, weights
 
 from posttrain.contracts.component import Component
-from posttrain.contracts.loss import Family, LossOutput, Need, Scope
+from posttrain.contracts.loss import REFERENCES, Family, LossOutput, Need, Scope
+from posttrain.contracts.registration import Group
 from posttrain.errors import Interrupted
 from posttrain.registry.components import ConfigProblems, choices, config_schema, semantic
 from posttrain.registry.options import describe
@@ -49,6 +51,28 @@ def test_it_is_the_weighted_sum_of_its_parts():
     )  # fmt: skip
     found = reduced(loss(batch, loss.config(), {}, loss.begin(loss.config())), batch)
     assert found == pytest.approx(2 * 0.693147 + 0.5 * 3 / 4, abs=1e-6)
+
+
+def registered() -> dict[Family, list[Component]]:
+    """Every registered loss with its default options, by family."""
+    known = catalogue()
+    found: dict[Family, list[Component]] = {}
+    for name in known.names(Group.LOSS):
+        plugin = known.make(Group.LOSS, name)
+        found.setdefault(plugin.family, []).append(Component(name, plugin, plugin.config()))
+    return found
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_it_declares_whatever_a_part_declares(family: Family):
+    parts = registered()[family]
+    for one, other in combinations_with_replacement(parts, 2):
+        made = Mixture([one, other], [1, 1])
+        needs = [each.plugin.needs_of(each.config) for each in (one, other)]
+        assert made.needs_of(made.config()) == made.needs == needs[0] | needs[1]
+        assert made.needs_reference == bool(made.needs & REFERENCES)
+        assert made.measures == any(each.plugin.measures for each in (one, other))
+        assert (made.scope is Scope.STEP) == any(each.plugin.scope is Scope.STEP for each in (one, other))
 
 
 def test_it_needs_and_sees_what_any_part_does():

@@ -49,14 +49,19 @@ def one_pair() -> PreferenceBatch:
 
 
 def test_tokens_beyond_the_other_answer_count_less_under_policy_and_reference():
-    found = desensitized(one_pair(), 0.25)
+    plain = one_pair()
+    found = desensitized(plain, 0.25)
     assert found.chosen.tolist() == [-1.0 - 0.25 * 6, -5.0]
     assert found.rejected.tolist() == [-3.0, -6.0]
     assert found.reference_chosen.tolist() == [-0.5 - 0.25 * 4, -2.0]
     assert found.reference_rejected.tolist() == [-1.0, -2.0]
+    assert plain.tokens is not None and found.tokens is not None
+    assert found.tokens.logp.tolist() == [-1.0, -0.5, -1.0, -3.0, -5.0, -6.0]
+    assert found.tokens.reference is not None
+    assert found.tokens.reference.tolist() == [-0.5, -0.375, -0.625, -1.0, -2.0, -2.0]
     found.chosen[0].backward()
-    assert found.tokens is not None and found.tokens.logp.grad is not None
-    assert found.tokens.logp.grad.tolist() == [1.0, 0.25, 0.25, 0.0, 0.0, 0.0]
+    assert plain.tokens.logp.grad is not None
+    assert plain.tokens.logp.grad.tolist() == [1.0, 0.25, 0.25, 0.0, 0.0, 0.0]
 
 
 def test_where_all_count_alike_they_are_what_they_were():
@@ -131,9 +136,13 @@ def test_each_option_changes_the_gradient(option: dict[str, Any]):
 
 
 def referenced() -> list[str]:
+    """Losses of log-ratios alone; those that ask who wrote an answer are of its likelihood too."""
     losses = {name: catalogue().load(Group.LOSS, name) for name in catalogue().names(Group.LOSS)}
+    pairs = {name: loss for name, loss in losses.items() if loss.family is Family.PREFERENCE}
     return [
-        name for name, loss in losses.items() if loss.family is Family.PREFERENCE and loss.needs_reference
+        name
+        for name, loss in pairs.items()
+        if Need.REFERENCE in loss.needs and Need.AUTHORS not in loss.needs
     ]
 
 

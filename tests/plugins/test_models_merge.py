@@ -26,7 +26,7 @@ from posttrain.contracts.stage import Level, Outcome
 from posttrain.errors import StageError
 from posttrain_plugins.handoffs.adapters import MergeChanged
 from posttrain_plugins.handoffs.weights import ShapeChanged
-from posttrain_plugins.models import merging, probe
+from posttrain_plugins.models import adapted, merging, probe
 from posttrain_plugins.models.artifact import facts_of
 from posttrain_plugins.models.average import Average, AverageConfig
 from posttrain_plugins.models.averaging import run as average_run
@@ -193,12 +193,12 @@ def test_weights_that_are_not_saved_as_they_are_merged_are_noticed(
     tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
     adapter = trained(tmp_path / "adapter", bench, "lora")
-    plain = merging.save_policy
+    plain = adapted.save_policy
 
     def untrained(directory: Path, model: Any, source: Path) -> Any:
         return plain(directory, load_model(bench.base.path, "float32"), source)
 
-    monkeypatch.setattr(merging, "save_policy", untrained)
+    monkeypatch.setattr(adapted, "save_policy", untrained)
     with pytest.raises(StageError, match="as saved in float32 compute something else"):
         merge(tmp_path / "merged", adapter, bench.base)
 

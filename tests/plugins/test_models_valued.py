@@ -20,8 +20,9 @@ from posttrain.contracts.trainer import Example, TokenSequence
 from posttrain.errors import DataError, StageError, StoreError
 from posttrain_plugins.models.adapters import merged
 from posttrain_plugins.models.artifact import facts_of
+from posttrain_plugins.models.heads import FORMS
 from posttrain_plugins.models.policy import open_policy, save_policy
-from posttrain_plugins.models.valued import FORMS, numbers, open_valued, require_same_numbers, save_valued
+from posttrain_plugins.models.valued import numbers, open_valued, require_same_numbers, save_valued
 from posttrain_plugins.models.valued_record import VALUES, Probe, probes_of, scores_of, write_record
 from posttrain_plugins.training.adapters import with_adapter
 from posttrain_plugins.training.head import Wanted

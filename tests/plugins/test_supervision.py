@@ -244,38 +244,41 @@ def test_every_canonical_format_is_looked_at() -> None:
     assert {*ROWS, *STRINGS} == set(CANONICAL) <= set(BUILT_IN)
 
 
-OFTEN = ("messages", "prompt_completion", "preference")
-"""Formats that the quick tests look at; all are looked at by the slow ones."""
-
-
-@pytest.mark.parametrize(
-    "format",
-    [each if each in OFTEN else pytest.param(each, marks=pytest.mark.slow) for each in ROWS],
-)
-@pytest.mark.parametrize("special", CONVERSATIONS)
+@pytest.mark.parametrize("format", ROWS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_format_learns_the_same_of_a_conversation(
-    encoders: Callable[[str, str], Encoder], name: str, special: str, format: str
+    encoders: Callable[[str, str], Encoder], name: str, format: str
 ) -> None:
-    encoder, conversation = encoders(name, "byte-level"), CONVERSATIONS[special]
-    whole = rendered(encoder, conversation.messages, conversation)
-    if whole is None:
-        return
+    encoder = encoders(name, "byte-level")
+    wholes = {
+        special: rendered(encoder, conversation.messages, conversation)
+        for special, conversation in CONVERSATIONS.items()
+    }
+    assert all(wholes[special] is not None for special in EVERYWHERE)
+    for special, whole in wholes.items():
+        if whole is not None:
+            assert_learned_alike(encoder, CONVERSATIONS[special], format, whole, special)
+
+
+def assert_learned_alike(
+    encoder: Encoder, conversation: Conversation, format: str, whole: str, special: str
+) -> None:
     *before, last = conversation.messages
     row = {**ROWS[format](before, last), "tools": conversation.tools}
-    assert format_of(format).problem(row) is None
+    assert format_of(format).problem(row) is None, special
     passages = format_of(format).passages(row)
     reading = encoder.read(passages[0])
     if format == "prompt":
-        assert (reading.text, reading.spans) == (
-            rendered(encoder, before, conversation, prompt=True),
-            (),
-        )
-        assert encoder.encode_prompt(before, conversation.tools) == encoder.encode(passages)[0].tokens  # type: ignore[union-attr]
+        prompt = rendered(encoder, before, conversation, prompt=True)
+        assert (reading.text, reading.spans) == (prompt, ()), special
+        (encoded,) = encoder.encode(passages)
+        assert not isinstance(encoded, DataError), special
+        assert encoder.encode_prompt(before, conversation.tools) == encoded.tokens, special
         return
     expected = encoder.read(passage(conversation))
-    assert reading.text == expected.text == whole
-    assert reading.spans == (expected.spans if format == "messages" else expected.spans[-1:])
+    assert reading.text == expected.text == whole, special
+    learned = expected.spans if format == "messages" else expected.spans[-1:]
+    assert reading.spans == learned, special
 
 
 @pytest.mark.parametrize("format", STRINGS)

@@ -285,7 +285,7 @@ def test_cutting_the_prompt_leaves_the_answer_whole(characters: Encoder) -> None
         ({"completions": ["a", [say("b")], "c"]}, "`completions` step 2 is a list, but step 1 a string"),
         ({"labels": [True, float("nan"), False]}, "`labels` entry 2 is nan; a probability is from 0 to 1"),
         ({"labels": [True, 1.5, False]}, "`labels` entry 2 is 1.5; a probability is from 0 to 1"),
-        ({"labels": [True, "yes", False]}, "`labels` entry 2 is string, not true, false or a probability"),
+        ({"labels": [True, "yes", False]}, '`labels` entry 2 is the string "yes", not true'),
         ({"labels": None}, "`labels` is null, not a list of labels"),
         ({"completions": [[ask("b")]], "labels": [1]}, "`completions` step 1 begins with a `user` turn"),
     ],

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from helpers.judges import with_tiny_model
 from helpers.sites import data, policy, site
 from pydantic import Field
 
@@ -31,7 +32,7 @@ catalogue = discover()
 
 @cache
 def reward(name: str) -> rewards.RewardSubject:
-    return rewards.RewardSubject(name, catalogue.load(Group.REWARD, name), {})
+    return rewards.RewardSubject(name, catalogue.load(Group.REWARD, name), {}, opener=with_tiny_model)
 
 
 @cache

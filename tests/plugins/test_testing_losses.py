@@ -7,11 +7,11 @@ import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from posttrain import (
     EXAMPLE_MEAN,
@@ -42,6 +42,27 @@ class Options(Config):
     beta: float = Field(default=0.5, gt=0, description="strength of the pull to the reference policy")
 
 
+class IdleOptions(Options):
+    smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="share of pairs that are the wrong way round"
+    )
+
+
+class ListedOptions(Options):
+    names: list[str] = Field(default=[], description="what counts half")
+
+
+class ShiftedOptions(Options):
+    shifted: bool = Field(default=False, description="whether the margin is shifted")
+    shift: float = Field(default=1.0, gt=0, description="by how much")
+
+    @model_validator(mode="after")
+    def _used(self) -> Self:
+        if self.shift != 1.0 and not self.shifted:
+            raise ValueError("shift would be ignored without shifted")
+        return self
+
+
 class Sound(Loss):
     """L = −log σ(β Δ), averaged over pairs.
 
@@ -62,11 +83,11 @@ class Sound(Loss):
     def values(self, batch: PreferenceBatch, config: Options) -> torch.Tensor:
         return -torch.nn.functional.logsigmoid(self.scaled(batch, config)) * batch.weight
 
-    def metrics(self, batch: PreferenceBatch, config: Options) -> dict[str, Any]:
+    def told(self, batch: PreferenceBatch, config: Options) -> dict[str, Any]:
         return {"rewards/margin": self.scaled(batch, config).detach()}
 
     def __call__(self, batch: PreferenceBatch, config: Options, stats: Any, state: Any) -> LossOutput:
-        return LossOutput([Term(self.values(batch, config), EXAMPLE_MEAN)], self.metrics(batch, config))
+        return LossOutput([Term(self.values(batch, config), EXAMPLE_MEAN)], self.told(batch, config))
 
 
 class WrongSignature(Sound):
@@ -227,24 +248,28 @@ class Backwards(Sound):
 
 
 class Attached(Sound):
-    def metrics(self, batch, config):
+    def told(self, batch, config):
         return {"rewards/margin": self.scaled(batch, config)}
 
 
+class Untold(Sound):
+    metrics = frozenset({"rewards/margin", "rewards/gone"})
+
+
 class Misnamed(Sound):
-    def metrics(self, batch, config):
+    def told(self, batch, config):
         return {"Margin of Rewards": self.scaled(batch, config).detach()}
 
 
 class Premature(Sound):
     """The mean over a batch, which is not that over the step."""
 
-    def metrics(self, batch, config):
+    def told(self, batch, config):
         return {"rewards/margin": self.scaled(batch, config).detach().mean()}
 
 
 class Infinite(Sound):
-    def metrics(self, batch, config):
+    def told(self, batch, config):
         return {"rewards/ratio": self.scaled(batch, config).detach() / 0}
 
 
@@ -300,6 +325,31 @@ class Miscalculated(Sound):
     """
 
 
+class Idle(Sound):
+    config = IdleOptions
+
+
+class Listed(Sound):
+    config = ListedOptions
+
+    def scaled(self, batch: PreferenceBatch, config: Any) -> torch.Tensor:
+        return super().scaled(batch, config) * (0.5 if "half" in config.names else 1)
+
+
+class Shifted(Sound):
+    config = ShiftedOptions
+
+    def scaled(self, batch: PreferenceBatch, config: Any) -> torch.Tensor:
+        return super().scaled(batch, config) - config.shift * config.shifted
+
+
+class Unshifted(Sound):
+    config = ShiftedOptions
+
+    def scaled(self, batch: PreferenceBatch, config: Any) -> torch.Tensor:
+        return super().scaled(batch, config) - float(config.shifted)
+
+
 FAULTY: Mapping[str, tuple[type[Loss], str]] = {
     "options": (Undescribed, "the option 'beta' has no description"),
     "terms": (Scalar, r"term 0 has values of shape \(\); example_mean takes"),
@@ -329,8 +379,11 @@ FAULTY: Mapping[str, tuple[type[Loss], str]] = {
     "low_precision": (Rough, "of its value in float32"),
     "monotone": (Backwards, "it rises where a (better|worse) answer becomes"),
     "metrics": (Attached, "the metric 'rewards/margin' is not detached"),
+    "metrics-declared": (Untold, "`metrics` has to name what it tells, and differs in .*rewards/gone"),
     "metrics-name": (Misnamed, "needs a name of lower-case words"),
     "metrics-infinite": (Infinite, "is not finite on ordinary numbers"),
+    "effects": (Idle, "the option 'smoothing' has no effect"),
+    "effects-list": (Listed, "no other value of the option 'names' was found that validates"),
     "needs": (Undeclared, "depends on something that `needs` does not declare"),
     "needs-tokens": (UndeclaredTokens, "it reads what it does not declare"),
     "needs-options": (Forgetful, "`needs_of` leaves out reference"),
@@ -377,6 +430,29 @@ def test_a_wrong_signature_is_told_before_anything_else() -> None:
 def test_a_name_that_nothing_has_is_a_plugin_error() -> None:
     with pytest.raises(PluginError, match="did you mean `sigmoid`"):
         loss_subject("sigmod")
+
+
+def test_an_option_may_be_excused_and_is_then_known_to_be_idle() -> None:
+    reason = {"smoothing": "it tells of an evaluation alone"}
+    check("effects", loss_subject(Idle, idle=reason))
+    with pytest.raises(Nonconformance, match="'beta' is excused as idle, and has an effect"):
+        check("effects", loss_subject(Idle, idle={**reason, "beta": "a reason"}))
+    with pytest.raises(Nonconformance, match="it has no option smoothness; it has beta, smoothing"):
+        check("effects", loss_subject(Idle, idle={"smoothness": "a reason"}))
+    with pytest.raises(SpecError, match="needs a reason"):
+        conformance(Idle, idle={"smoothing": ""})
+
+
+def test_an_option_of_any_type_is_tried_with_the_value_that_its_author_names() -> None:
+    check("effects", loss_subject(Listed, others={"names": ["half"]}))
+    with pytest.raises(Nonconformance, match="the option 'names' has no effect"):
+        check("effects", loss_subject(Listed, others={"names": ["whole"]}))
+
+
+def test_an_option_that_is_refused_alone_is_tried_beside_others() -> None:
+    check("effects", loss_subject(Shifted))
+    with pytest.raises(Nonconformance, match="the option 'shift' has no effect"):
+        check("effects", loss_subject(Unshifted))
 
 
 def test_an_exception_names_a_check_and_a_reason() -> None:

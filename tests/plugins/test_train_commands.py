@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from helpers.contexts import catalogue
 from helpers.models import save_tiny_model
 from helpers.planning import Told, command
 from helpers.stores import commit
-from helpers.training import completion_rows, preference_rows
+from helpers.training import ROWS, completion_rows, preference_rows
 
 from posttrain.artifacts.kinds import Kind, PolicyFacts
 from posttrain.artifacts.store import Store
@@ -99,9 +100,9 @@ def test_the_command_line_beats_the_file() -> None:
     [
         (("--learning_rat", "1"), "there is no such option", "did you mean `--learning_rate`?"),
         (("--r", "16"), "there is no such option", "did you mean `--lora.r`?"),
-        (("--lora_r", "16"), "there is no --lora_r", "it is `lora: {r: 16}`"),
+        (("--lora_r", "16"), "there is no --lora_r", "it is `--lora.r 16`"),
         (("--gradient-accumulation-steps", "2"), "there is no --gradient-accumulation-steps", "batch_size"),
-        (("--report_to", "wandb"), "there is no --report_to", "callbacks"),
+        (("--report_to", "wandb"), "there is no --report_to", "`--callbacks tensorboard`"),
         (("--learning_rate",), "needs a value", None),
         (("--learning_rate", "1", "2"), "takes one value", None),
         (("stray",), "this is no option", None),
@@ -118,8 +119,8 @@ def test_what_is_wrong_is_told(words: tuple[str, ...], message: str, fix: str | 
 
 def test_an_option_of_the_loss_is_pointed_to() -> None:
     with pytest.raises(SpecError) as error:
-        parsed("train.dpo", "--beta", "0.1")
-    assert str(error.value.fix) == "it is an option of the loss `sigmoid`: --loss.beta"
+        parsed("train.cpo", "--gamma", "0.1", "--loss", "simpo")
+    assert str(error.value.fix) == "it is an option of the loss `simpo`: --loss.gamma"
 
 
 @pytest.mark.parametrize("uses", catalogue().names(Group.TRAINER))
@@ -132,15 +133,20 @@ def test_every_option_of_every_trainer_can_be_given(uses: str) -> None:
 # Pipelines
 
 
+def test_a_trainer_is_named_with_or_without_its_prefix(here: Path) -> None:
+    words = ("--model", "policy", "--dataset", "rows.jsonl")
+    assert printed("train", "sft", *words) == printed("train", "train.sft", *words)
+
+
 def test_a_command_line_is_a_pipeline(here: Path) -> None:
     words = ("--model", "policy", "--dataset", "rows.jsonl", "--learning_rate", "2e-5", "--lora.r", "4")
-    found = printed("sft", *words, "--eval_dataset", "pairs.jsonl", "--gpus", "0", "--register", "assistant")
+    found = printed("sft", *words, "--eval_dataset", "rows.jsonl", "--gpus", "0", "--register", "assistant")
     assert found == {
         "name": "sft",
         "stages": {
-            "model": {"uses": "model.load", "with": {"path": "policy"}},
-            "data": {"uses": "data.load", "with": {"path": "rows.jsonl"}},
-            "eval": {"uses": "data.load", "with": {"path": "pairs.jsonl"}},
+            "model": {"uses": "model.load", "with": {"path": str(here / "policy")}},
+            "data": {"uses": "data.load", "with": {"path": str(here / "rows.jsonl")}},
+            "eval": {"uses": "data.load", "with": {"path": str(here / "rows.jsonl")}},
             "train": {
                 "uses": "train.sft",
                 "inputs": {"model": "model", "data": "data", "eval": "eval"},
@@ -152,16 +158,19 @@ def test_a_command_line_is_a_pipeline(here: Path) -> None:
     }
 
 
-def test_every_trainer_has_the_same_command(here: Path) -> None:
-    for uses in catalogue().names(Group.TRAINER):
-        name = uses.removeprefix("train.")
-        words = ("--model", "policy", "--dataset", "pairs.jsonl", "--max_steps", "1")
-        direct, general = printed(name, *words), printed("train", name, *words)
-        assert direct == general == printed("train", uses, *words)
-        assert direct["stages"]["train"]["uses"] == uses
+@pytest.mark.parametrize("uses", catalogue().names(Group.TRAINER))
+def test_every_trainer_has_the_same_command(here: Path, uses: str) -> None:
+    made = next(ROWS[format] for format in ROWS if format in catalogue().stage(uses).formats)(20)
+    lines = "".join(json.dumps(row) + "\n" for row in made)
+    (here / "fitting.jsonl").write_text(lines, encoding="utf-8")
+    words = ("--model", "policy", "--dataset", "fitting.jsonl", "--max_steps", "1")
+    direct = printed(uses.removeprefix("train."), *words)
+    assert direct == printed("train", uses, *words)
+    assert direct["stages"]["train"]["uses"] == uses
 
 
 def test_the_spellings_of_trl_and_a_config_file(here: Path) -> None:
+    shutil.copy(here / "rows.jsonl", here / "others.jsonl")
     (here / "config.yaml").write_text(
         textwrap.dedent(
             """
@@ -174,19 +183,19 @@ def test_the_spellings_of_trl_and_a_config_file(here: Path) -> None:
         encoding="utf-8",
     )
     found = printed(
-        "sft", "--config", "config.yaml", "--learning_rate", "2e-5", "--dataset_name", "pairs.jsonl"
+        "sft", "--config", "config.yaml", "--learning_rate", "2e-5", "--dataset_name", "others.jsonl"
     )
-    assert found["stages"]["model"]["with"] == {"path": "policy"}
-    assert found["stages"]["data"]["with"] == {"path": "pairs.jsonl"}
+    assert found["stages"]["model"]["with"] == {"path": str(here / "policy")}
+    assert found["stages"]["data"]["with"] == {"path": str(here / "others.jsonl")}
     assert found["stages"]["train"]["with"] == {"learning_rate": 2e-5, "lora": {"r": 4}}
 
 
 def test_a_config_file_holds_any_option_of_the_command(here: Path) -> None:
-    lines = "model: policy\ndataset: rows.jsonl\ngpus: 1\noutput_dir: null\nmodel.revision: a-b\ndataset.limit: 5\n"
+    lines = "model: policy\ndataset: rows.jsonl\ngpus: 1\noutput_dir: null\nmodel.dtype: float32\ndataset.limit: 5\n"
     (here / "config.yaml").write_text(lines, encoding="utf-8")
     found = printed("sft", "--config", "config.yaml", "--gpus", "0", "--dataset.limit", "6")["stages"]
-    assert found["model"]["with"] == {"path": "policy", "revision": "a-b"}
-    assert found["data"]["with"] == {"path": "rows.jsonl", "limit": 6}
+    assert found["model"]["with"] == {"path": str(here / "policy"), "dtype": "float32"}
+    assert found["data"]["with"] == {"path": str(here / "rows.jsonl"), "limit": 6}
     assert found["train"]["resources"] == {"gpus": 0}
 
 
@@ -200,14 +209,39 @@ def test_a_config_file_with_a_value_of_another_type_is_refused(here: Path, line:
 
 def test_values_behind_an_equals_sign_stay_as_they_are(here: Path) -> None:
     words = (
-        "--model=policy",
-        "--dataset=rows.jsonl",
+        "--model=org/model",
+        "--dataset=org/data",
         "--model.revision=my-branch",
-        "--eval-dataset=pairs.jsonl",
+        "--eval-dataset=org/data",
     )
     found = printed("sft", *words, "--eval-dataset.source-split=my-part")["stages"]
     assert found["model"]["with"]["revision"] == "my-branch"
-    assert found["eval"]["with"] == {"path": "pairs.jsonl", "source_split": "my-part"}
+    assert found["eval"]["with"] == {"id": "org/data", "source_split": "my-part"}
+
+
+def test_what_is_printed_runs_from_anywhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "bare.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    words = ("--model", "policy", "--model.template", "./bare.jinja", "--dataset", "rows.jsonl")
+    found = command("sft", *words, "--max_steps", "1", "--print")
+    assert found.code == 0, found.err
+    elsewhere = here / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "printed.yaml").write_text(found.out, encoding="utf-8")
+    monkeypatch.chdir(here.parent)
+    assert command("plan", str(elsewhere / "printed.yaml")).code == 0
+    for file in ("policy", "bare.jinja", "rows.jsonl"):
+        assert str(here / file) in found.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--learning_rate", "-1"), ("--loss", "sigmoid"), ("--max_length", "100000"), ("--eval_steps", "1")],
+    ids=" ".join,
+)
+def test_what_would_be_refused_is_not_printed(here: Path, words: tuple[str, ...]) -> None:
+    told = command("sft", "--model", "policy", "--dataset", "rows.jsonl", *words, "--print")
+    assert (told.code, told.out) == (2, "")
+    assert words[0].removeprefix("--") in told.err
 
 
 def test_hub_ids_are_not_downloaded_unasked(here: Path) -> None:
@@ -250,7 +284,10 @@ def test_a_part_of_the_dataset_is_evaluated_on(here: Path) -> None:
         (("sft", "--model", "nothing", "--dataset", "rows.jsonl"), "there is no model of that name"),
         (("train", "--model", "policy"), "name a trainer"),
         (("train", "sfd", "--model", "policy", "--dataset", "rows.jsonl"), "did you mean `train.sft`?"),
-        (("sft", "--model", "policy", "--dataset", "rows.jsonl", "--lr", "1"), "there is no such option"),
+        (
+            ("sft", "--model", "policy", "--dataset", "rows.jsonl", "--lr", "1"),
+            "it is `--learning_rate 2e-05`",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

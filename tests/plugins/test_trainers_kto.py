@@ -210,6 +210,19 @@ def test_each_pass_scores_what_it_is_for():
     assert result.tokens == sum(each.size for each in rows)
 
 
+@pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired"])
+def test_without_answers_of_other_rows_each_is_scored_once(loss: str):
+    made = stepper("train.kto", loss, 60)
+    rows = prepared(unpaired_rows(7), frozenset()).examples
+    forwards: list[int] = []
+    hook = made.model.get_input_embeddings().register_forward_hook(
+        lambda _, given, __: forwards.append(given[0].shape[0])
+    )
+    made.backward(rows)
+    hook.remove()
+    assert len(forwards) > 1 and sum(forwards) == 7
+
+
 def test_rows_that_predict_nothing_of_another_answer_are_left_out_of_the_estimate():
     rows = prepared(unpaired_rows(4)).examples
     own, other = rows[0].sequences
@@ -251,7 +264,7 @@ def test_a_step_of_one_row_and_labels_of_one_class(tmp_path: Path, model: Artifa
     absent, present = ("rejected", "chosen") if label else ("chosen", "rejected")
     last = max(context.seen_metrics.items())[1]
     assert f"rewards/{present}" in last and f"rewards/{absent}" not in last
-    assert any("every row is" in text for text in context.warnings)
+    assert any("one class only: 4 of 4 completions are" in text for text in context.warnings)
 
 
 def test_one_answer_to_every_prompt_has_no_divergence_and_is_told(tmp_path: Path, model: Artifact):

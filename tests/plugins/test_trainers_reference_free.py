@@ -78,8 +78,9 @@ def test_a_loss_that_needs_a_reference_is_refused_with_those_that_fit(uses: str)
     with pytest.raises(ConfigProblems, match="`sigmoid` does not fit") as caught:
         configured(catalogue().stage(uses), loss="sigmoid")
     (problem,) = caught.value.problems
-    assert problem.found == "needs_reference True"
+    assert problem.found == "needs reference"
     assert "alphapo, cpo, orpo" in problem.expected
+    assert "`train.dpo`" in problem.suggestion
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_nothing_is_scored_beforehand(
         raise AssertionError("a reference was asked for")
 
     monkeypatch.setattr(reference, "reference_log_probs", forbidden)
-    monkeypatch.setattr("posttrain_plugins.training.stage.reference_log_probs", forbidden)
+    monkeypatch.setattr("posttrain_plugins.training.reference_source.reference_log_probs", forbidden)
     assert stepper(uses, configured(catalogue().stage(uses)).loss.name).needs == frozenset()
     rows = ROWS[FORMAT[uses]](6)
     context = run(tmp_path, uses, model, rows, max_steps=6, batch_size=6, learning_rate=3e-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from transformers import AutoModelForSequenceClassification
 
 from posttrain.artifacts.kinds import POLICY, DatasetFacts, Kind, PolicyFacts
 from posttrain.artifacts.manifest import Artifact
+from posttrain.contracts.loss import Family, Need
+from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Input, Level, Outcome
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
 from posttrain.errors import DataError, StageError
@@ -168,11 +171,39 @@ def test_margins_are_learned_and_must_be_numbers_in_every_row(tmp_path: Path):
     text = [*rows[:2], {**rows[2], "margin": "3.0"}]
     with pytest.raises(DataError, match="`margin`") as caught:
         trained(tmp_path / "text", text)
-    assert "row 3" in str(caught.value.where) and "CSV" in str(caught.value.fix)
-    for row in (preference_rows(1)[0], {**rows[0], "margin": None}):
+    assert "row 3" in str(caught.value.where) and "rename it" in str(caught.value)
+    for row in (preference_rows(1)[0], {**rows[0], "margin": None}, {**rows[0], "margin": -0.5, "id": 1}):
         with pytest.raises(DataError, match="`margin`") as caught:
             trained(tmp_path / str(len(row)), [*rows, row])
         assert "row 5" in str(caught.value.where)
+
+
+LOSSES = {name: catalogue().load(Group.LOSS, name) for name in catalogue().names(Group.LOSS)}
+
+
+@pytest.mark.parametrize("name", [name for name, loss in LOSSES.items() if loss.family is Family.REWARD])
+def test_a_margin_that_no_loss_reads_is_noted(name: str):
+    stage, loss = catalogue().stage("train.reward"), LOSSES[name]
+    given = inputs("preference")
+    (data,) = given["data"]
+    columns = ("chosen", "margin", "prompt", "rejected")
+    given["data"] = (replace(data, facts=data.facts.model_copy(update={"columns": columns})),)
+    found = [each for each in stage.check(configured(stage, loss=name), given) if "`margin`" in each.message]
+    assert len(found) == (Need.MARGIN not in loss.needs)
+    for each in found:
+        assert each.level is Level.NOTE and f"`{name}`" in each.message and "bradley_terry" in str(each.fix)
+
+
+def test_a_loss_that_reads_no_margins_is_given_none():
+    stage, rows = (
+        catalogue().stage("train.reward"),
+        [{**preference_rows(1)[0], "margin": 3.0}, *preference_rows(1)],
+    )
+    format = format_of("preference")
+    for row in stage.rows(rows, format, frozenset({Need.RIVALS}), 0):
+        assert stage.verdicts(row, format)[-1] == 0
+    with pytest.raises(DataError, match="`margin`"):
+        list(stage.rows(rows, format, frozenset({Need.MARGIN}), 0))
 
 
 def test_too_long_rows_and_rows_that_tell_nothing_are_dropped_and_counted(tmp_path: Path):

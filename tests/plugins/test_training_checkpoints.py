@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,24 @@ def test_a_damaged_directory_is_replaced(tmp_path: Path):
     (target / "a.bytes").unlink()
     write_directory(target, fill)
     assert damage(target) is None
+
+
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(
+    tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, notes.append)
+    checkpoints.write(4, fill)
+    remove = shutil.rmtree
+
+    def killed(path: Path) -> None:
+        remove(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.write(4, fill)
+    newest = checkpoints.newest()
+    assert newest is not None and newest.step == 4
 
 
 def test_state_survives_with_its_types(tmp_path: Path):

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import Certainty, Input
-from posttrain.errors import Interrupted, StageError, TrainingDiverged
+from posttrain.errors import Interrupted, SpecError, TrainingDiverged
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.trainers.sft import SftOptions
 from posttrain_plugins.training.evaluation import Best
@@ -157,10 +157,10 @@ def test_a_loss_that_is_not_finite_stops_the_training(tmp_path: Path, model: Art
 
     plain = Stepper.evaluate
 
-    def broken(self: Any, examples: Any) -> Any:
+    def broken(self: Any, *rest: Any) -> Any:
         from dataclasses import replace
 
-        return replace(plain(self, examples), loss=math.nan, suspects=[3])
+        return replace(plain(self, *rest), loss=math.nan, suspects=[3])
 
     monkeypatch.setattr(Stepper, "evaluate", broken)
     with pytest.raises(TrainingDiverged, match="the loss of the evaluation") as caught:
@@ -226,6 +226,51 @@ def test_the_best_survives_a_stop(tmp_path: Path, model: Artifact, save_steps: i
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def stopping_in_evaluation(made: Context, number: int) -> None:
+    """Ask the stage to stop at the first micro-batch of its n-th evaluation."""
+    begun: list[int] = []
+
+    def hear(done: int, unit: str) -> None:
+        if unit == "evaluation rows":
+            begun.append(done)
+            made.stop = made.stop or len(set(made.seen_metrics)) >= number
+
+    made.on_progress = hear
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [({"load_best_model_at_end": True}, 1), ({}, 4), ({"early_stopping_patience": 1, "max_steps": 6}, 3)],
+)
+def test_a_stop_is_heard_within_an_evaluation_and_a_resume_makes_up_for_it(
+    tmp_path: Path, model: Artifact, options: Mapping[str, Any], number: int
+):
+    given = {"max_steps": 4, "micro_batch_tokens": 8, **options}
+    expected = train(whole := rising(tmp_path / "whole", model, **given))
+    first = rising(tmp_path / "parts", model, **given)
+    stopping_in_evaluation(first, number)
+    with pytest.raises(Interrupted):
+        train(first)
+    assert len(evaluations(first)) == number - 1
+    again = rising(tmp_path / "parts", model, **given)
+    stopping_in_evaluation(again, 0)
+    with pytest.raises(Interrupted):
+        train(again)
+    assert not evaluations(again) and again.losses == []
+    found = train(last := rising(tmp_path / "parts", model, **given))
+    assert (found.figures, found.summary, found.steps) == (expected.figures, expected.summary, expected.steps)
+    assert {**evaluations(first), **evaluations(last)} == evaluations(whole)
+    a, b = weights(tmp_path / "whole/out-model"), weights(tmp_path / "parts/out-model")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_an_evaluation_says_how_far_it_is(tmp_path: Path, model: Artifact):
+    made = context(tmp_path / "run", model, HELD_OUT, **EVAL, micro_batch_tokens=40)
+    train(made)
+    told = [(done, total) for done, total, unit in made.seen_progress if unit == "evaluation rows"]
+    assert len(told) > 2 and told == sorted(told) and told[-1] == (len(HELD_OUT), len(HELD_OUT))
+
+
 def test_it_stops_early_and_knows_it_on_resume(tmp_path: Path, model: Artifact, monkeypatch):
     options = {"early_stopping_patience": 2, "load_best_model_at_end": True, "max_steps": 30}
     made = rising(tmp_path / "whole", model, **options)
@@ -285,7 +330,7 @@ def test_a_metric_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path
         "greater_is_better": True,
         "load_best_model_at_end": True,
     }
-    with pytest.raises(StageError, match="no such metric") as caught:
+    with pytest.raises(SpecError, match="no such metric") as caught:
         train(context(tmp_path / "run", model, HELD_OUT, **EVAL, eval_steps=1, **options))
     assert caught.value.found == "eval/bleu"
     assert "eval/loss, eval/token_accuracy" in str(caught.value.expected)

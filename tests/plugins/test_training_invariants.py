@@ -84,9 +84,8 @@ def test_a_model_that_gives_numbers_learns_no_token() -> None:
 
     assert judged(row([BOS, 10, 11, 12], "...x"), row([BOS, 10, END, 12], ".x.x")) == ("", [])
     assert judged(row([UNK, UNK, UNK, 12], "...x"))[0] == "75% of the tokens are unknown to the tokenizer"
-    assert judged(row([BOS, UNK, 11, 12, 13], "....x"))[1] == [
-        "step 0: 20% of the tokens are unknown to the tokenizer"
-    ]
+    (told,) = judged(row([BOS, UNK, 11, 12, 13], "....x"))[1]
+    assert told.startswith("step 0: 20% of the tokens are unknown to the tokenizer; ")
     assert "the model embeds 20 tokens" in judged(row([BOS, SIZE, END], "..x"))[0]
 
 
@@ -116,6 +115,13 @@ def test_unknown_tokens(unknown: int, refused: int, said: int) -> None:
     answer = [UNK] * unknown + [10] * (9 - unknown) + [END]
     found, told = check(row([BOS, 9, *answer], ".." + "x" * 10))
     assert ("unknown to the tokenizer" in found, len(told)) == (bool(refused), said)
+
+
+@pytest.mark.parametrize("judges", [False, True])
+def test_unknown_tokens_come_with_what_to_do(judges: bool) -> None:
+    with pytest.raises(StageError) as caught:
+        StepZero(MARKS, print, judges=judges).check_rows([row([BOS, UNK, UNK, UNK, END], ".xxxx")])
+    assert "`posttrain data inspect DATA --model MODEL --tokens`" in str(caught.value.fix)
 
 
 def test_unknown_tokens_of_the_prompt_are_not_learned() -> None:

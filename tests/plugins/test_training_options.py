@@ -210,7 +210,7 @@ def test_micro_batches_change_rounding_alone(tmp_path: Path, model: Artifact):
         ({"max_steps": 5, "num_train_epochs": 2}, "ignored beside max_steps"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 3}, "ignored by `constant`"),
         ({"warmup_steps": 10.5}, "whole steps"),
-        ({"gradient_accumulation_steps": 4}, "batch_size counts all examples of an optimizer step"),
+        ({"gradient_accumulation_steps": 4}, "counts all examples of an optimizer step"),
         ({"packing": True}, "layout decides how sequences lie in memory"),
         ({"lr_scheduler_type": "constant_with_warmup"}, "needs warmup_steps"),
         (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from helpers.contexts import FakeContext
+from helpers.contexts import FakeContext, catalogue, configured
 from helpers.models import as_artifact
 from helpers.training import completion_rows, context_for, model_artifact, preference_rows, train, weights
 from safetensors.torch import load_file, save_file
@@ -29,6 +29,7 @@ from posttrain_plugins.trainers.dpo import Dpo, DpoOptions
 from posttrain_plugins.trainers.sft import Sft, SftOptions
 from posttrain_plugins.training import loop
 from posttrain_plugins.training import stage as stage_module
+from posttrain_plugins.training.options import TOKENS
 from posttrain_plugins.training.randomness import random_state
 from posttrain_plugins.training.setting import without_dropout
 
@@ -335,8 +336,8 @@ def test_a_loss_of_another_family_is_refused():
         validate_config(SftOptions, {"loss": "sigmoid"}, discover())
     (problem,) = caught.value.problems
     assert problem.path == ("loss",) and "does not fit here" in problem.message
-    assert problem.found == "family preference"
-    assert (problem.expected or "").startswith("family token: ") and "nll" in (problem.expected or "")
+    assert problem.found == "family preference, not token"
+    assert "nll" in (problem.expected or "") and "`train.dpo`" in (problem.suggestion or "")
 
 
 def test_adapters_that_fit_no_module_are_refused(tmp_path: Path, model: Artifact):
@@ -419,6 +420,54 @@ def test_estimates():
         Dpo().estimate(DpoOptions(), given()).memory_bytes
         > Sft().estimate(SftOptions(), given()).memory_bytes
     )
+
+
+def footprint(uses: str, kind: Kind = Kind.MODEL, gpus: int = 0, **options: Any) -> Any:
+    stage = catalogue().stage(uses)
+    shape = {"tie_word_embeddings": False}
+    return stage.estimate(configured(stage, **options), given(kind, parameters=100_000, shape=shape), gpus)
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda")])
+def test_the_estimate_cuts_steps_as_the_run_does(gpus: int, device: str):
+    told = footprint("train.sft", gpus=gpus, batch_size=1000).note
+    assert f"micro-batches of {TOKENS[device]} tokens" in told
+    assert f"micro-batches of {SftOptions().budget(device)} tokens" in told
+    assert "at least" in footprint("train.sft", gpus=gpus, micro_batch_tokens="auto").note
+    assert "of 300 tokens" in footprint("train.sft", micro_batch_tokens=300).note
+
+
+@pytest.mark.parametrize("uses", ["train.reward", "train.prm"])
+def test_a_model_that_gives_numbers_has_no_vocabulary_head_in_the_estimate(uses: str):
+    found, policy = footprint(uses), footprint("train.dpo")
+    assert policy.parameters - found.parameters == 80 * 16
+    assert found.memory_bytes < policy.memory_bytes - 4 * 2 * 80 * 100
+    frozen = footprint(uses, trunk="frozen")
+    assert frozen.trainable == 2 * 16 and frozen.memory_bytes < found.memory_bytes
+
+
+def test_what_a_backend_splits_is_divided_in_the_estimate():
+    def of(**backend: Any) -> int:
+        return footprint("train.sft", max_length=8, batch_size=4, backend=backend).memory_bytes
+
+    alone = footprint("train.sft", max_length=8, batch_size=1).memory_bytes
+    assert of(name="ddp", ranks=4) == alone
+    # of 4 floats a weight: 2 moments, then the gradient, then the weights, of which one layer is gathered
+    stages = {1: 2, 2: 3}
+    for stage, floats in stages.items():
+        assert alone - of(name="deepspeed", ranks=4, stage=stage) == 4 * 100_000 * floats * 3 // 4
+    gathered = 4 * 100_000 // 2
+    assert alone - of(name="fsdp2", ranks=4) == 4 * 100_000 * 3 - gathered
+    assert of(name="deepspeed", ranks=4, stage=3) == of(name="fsdp2", ranks=4)
+    assert of(name="fsdp2", ranks=1000) >= 4 * 100_000, "each rank opens the whole model"
+    opened = {
+        name: footprint(
+            "train.sft", gpus=9, max_length=2, batch_size=1, backend={"name": name, "ranks": 9, **options}
+        )
+        for name, options in (("fsdp2", {}), ("deepspeed", {"stage": 3}))
+    }
+    assert opened["deepspeed"].memory_bytes >= 4 * 100_000 > opened["fsdp2"].memory_bytes
+    assert "a rank" in footprint("train.sft", backend={"name": "ddp", "ranks": 2}).note
 
 
 def test_the_light_half_imports_nothing_heavy():

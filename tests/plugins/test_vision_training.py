@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,21 @@ import pytest
 import torch
 from helpers.contexts import FakeContext, catalogue, configured
 from helpers.models import as_artifact
-from helpers.training import dataset_artifact, train, weights
-from helpers.vision import FAMILIES, picture, write_model
+from helpers.training import train, weights
+from helpers.vision import FAMILIES, write_model
+from helpers.vision_runs import PROCESSOR_FILES, context, rows, sft_rows
 
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
 from posttrain.artifacts.manifest import Artifact
-from posttrain.contracts.passage import Passage
 from posttrain.contracts.stage import Input, Level
-from posttrain.errors import DataError, StageError
-from posttrain_plugins.data.images.gallery import Gallery
-from posttrain_plugins.data.images.image import Image
-from posttrain_plugins.evaluation.likelihood import completion_nll
+from posttrain.errors import StageError
 from posttrain_plugins.models.adapters import merged
 from posttrain_plugins.models.artifact import facts_of
-from posttrain_plugins.models.load import run as load_run
 from posttrain_plugins.models.policy import load_model, open_policy
 from posttrain_plugins.templates.vision import expansion_of
 from posttrain_plugins.training.adapters import with_adapter
 from posttrain_plugins.training.peft_options import Lora
 from posttrain_plugins.training.vision import Vision
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-SIZES = [(40, 30), (60, 20), (20, 50), (28, 28)]
 
 
 def seeing(names: Iterable[str]) -> list[str]:
@@ -41,49 +33,9 @@ def seeing(names: Iterable[str]) -> list[str]:
     return [name for name in names if re.search("vision|visual|connector|projector", name)]
 
 
-def user(*parts: Any) -> dict[str, Any]:
-    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-    return {"role": "user", "content": content}
-
-
-IMAGE = {"type": "image"}
-
-
-def rows(directory: Path) -> list[dict[str, Any]]:
-    """One image, two images, none."""
-    gallery = Gallery(directory)
-    names = [gallery.take(picture(*size, seed)) for seed, size in enumerate(SIZES)]
-    found = []
-    for index in range(8):
-        question, images = [
-            (user(IMAGE, "What is in this picture?"), names[index % 4 : index % 4 + 1]),
-            (user("Look at ", IMAGE, "and", IMAGE), [names[index % 4], names[(index + 1) % 4]]),
-            (user("What?"), []),
-        ][index % 3]
-        found.append({"prompt": [question], "images": images, "index": index})
-    return found
-
-
-def sft_rows(directory: Path) -> list[dict[str, Any]]:
-    answers = ("A cat", "two cats and a dog", "nothing else")
-    return [
-        {**row, "completion": [{"role": "assistant", "content": answers[row["index"] % 3]}]}
-        for row in rows(directory)
-    ]
-
-
 def dpo_rows(directory: Path) -> list[dict[str, Any]]:
     chosen, rejected = {"role": "assistant", "content": "A cat"}, {"role": "assistant", "content": "two dogs"}
     return [{**row, "chosen": [chosen], "rejected": [rejected]} for row in rows(directory)]
-
-
-def context(
-    root: Path, uses: str, model: Artifact, given: Sequence[Mapping[str, Any]], format: str, **options: Any
-) -> FakeContext:
-    data = dataset_artifact(root / "data", given, format)
-    stage = catalogue().stage(uses)
-    config = configured(stage, **{"logging_steps": 1, "learning_rate": 1e-2, "batch_size": 4, **options})
-    return FakeContext(root, stage, config, {"model": [model], "data": [data]})
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -113,6 +65,7 @@ def test_sft_moves_the_weights_and_saves_a_whole_model(model: Artifact, tmp_path
 
 
 TOWER = ["vision_tower", "vision_model", "visual"]
+
 PROJECTOR = ["multi_modal_projector", "connector", "merger"]
 """What they are called in the families."""
 
@@ -274,97 +227,3 @@ def test_lora(model: Artifact, tmp_path: Path) -> None:
     given.known[model.digest] = model
     opened = open_policy(given.result("model"), given)
     assert opened.base is not None and opened.encoder.expansion is not None
-
-
-def test_images_for_a_model_without_eyes(tmp_path: Path) -> None:
-    from helpers.training import model_artifact
-
-    blind = model_artifact(tmp_path / "model")
-    given = context(
-        tmp_path, "train.sft", blind, sft_rows(tmp_path / "data"), "prompt_completion", max_steps=1
-    )
-    with pytest.raises(DataError, match="row 1: the row has images, but the model takes none"):
-        train(given)
-
-
-def test_a_placeholder_in_a_message_is_text(tmp_path: Path) -> None:
-    """In a row without images it would take the features of another row's image."""
-    directory = write_model(tmp_path / "model", "llava")
-    model = as_artifact(directory, facts_of(directory))
-    rows = sft_rows(tmp_path / "data")
-    rows[2]["prompt"] = [user("What is <image>?")]
-    given = context(tmp_path, "train.sft", model, rows, "prompt_completion", max_steps=1)
-    train(given)
-    assert any("'<image>'" in note for note in given.notes), given.notes
-
-
-def test_a_placeholder_in_a_string(tmp_path: Path) -> None:
-    """Strings say where their images are by it, so there must be as many."""
-    directory = write_model(tmp_path / "model", "llava")
-    model = as_artifact(directory, facts_of(directory))
-    name = Gallery(tmp_path / "data").take(picture(30, 30))
-    rows = [{"prompt": "USER: <image>?", "completion": "A cat", "images": [name]}] * 4
-    train(context(tmp_path, "train.sft", model, rows, "prompt_completion", max_steps=1))
-    rows = [*rows, {"prompt": "USER: <image>?", "completion": "A cat"}]
-    given = context(tmp_path / "other", "train.sft", model, rows, "prompt_completion", max_steps=1)
-    shutil.copytree(tmp_path / "data" / "images", given.input("data").path / "images")
-    with pytest.raises(DataError, match=r"row 5\b.*not as many places for images"):
-        train(given)
-
-
-def test_rows_whose_images_would_be_cut_are_left_out(tmp_path: Path) -> None:
-    directory = write_model(tmp_path / "model", "llava")
-    model = as_artifact(directory, facts_of(directory))
-    given = context(
-        tmp_path,
-        "train.sft",
-        model,
-        sft_rows(tmp_path / "data"),
-        "prompt_completion",
-        max_steps=1,
-        max_length=20,
-    )
-    train(given)
-    assert any("cut an image" in note for note in given.notes), given.notes
-
-
-def test_a_model_is_loaded_with_its_processor(tmp_path: Path) -> None:
-    """Also where its weights are written anew, in another precision."""
-    write_model(tmp_path / "source", "smolvlm")
-    stage = catalogue().stage("model.load")
-    for name, options in {"as-it-is": {}, "narrowed": {"dtype": "bfloat16"}}.items():
-        given = FakeContext(tmp_path / name, stage, configured(stage, path="../source", **options), {})
-        load_run(given)
-        loaded = given.result("model")
-        for file in PROCESSOR_FILES:
-            assert (loaded.path / file).read_bytes() == (tmp_path / "source" / file).read_bytes()
-        assert type(open_policy(loaded, given).model).__name__ == "SmolVLMForConditionalGeneration"
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_evaluations_refuse_images(family: str, tmp_path: Path) -> None:
-    """Rather than read a placeholder as a word."""
-    directory = write_model(tmp_path / "model", family)
-    model = as_artifact(directory, facts_of(directory))
-    policy = open_policy(model, FakeContext(tmp_path, None, None, {"model": [model]}))
-    encoder, prompt = policy.encoder, [user(IMAGE, "What?")]
-    for encode in (lambda: encoder.encode_prompt(prompt), lambda: encoder.encode_pair(prompt, "A cat")):
-        with pytest.raises(DataError, match="only trainers are given the images"):
-            encode()
-
-
-def test_likelihood_of_rows_with_images(tmp_path: Path) -> None:
-    """Where sequences come with their images they are scored as in training."""
-    directory = write_model(tmp_path / "model", "llava")
-    model = as_artifact(directory, facts_of(directory))
-    policy = open_policy(model, FakeContext(tmp_path, None, None, {"model": [model]}))
-    images = [Image.of(Gallery(tmp_path).take(picture(*SIZES[seed], seed)), tmp_path) for seed in (0, 1)]
-    passages = [
-        Passage(
-            "completion", [user(IMAGE, "What?")], [{"role": "assistant", "content": "A cat"}], images=[image]
-        )
-        for image in images
-    ]
-    first, second = completion_nll(policy, policy.encoder.encode(passages), batch_tokens=512)
-    (alone,) = completion_nll(policy, policy.encoder.encode(passages[1:]), batch_tokens=512)
-    assert second[0] == pytest.approx(alone[0], abs=1e-4) and abs(first[0] - second[0]) > 0.01

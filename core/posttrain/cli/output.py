@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,6 +88,12 @@ def warn(lines: list[str] | tuple[str, ...]) -> None:
     """Print warnings for people on standard error."""
     for line in lines:
         typer.echo(typer.style("warning: ", fg="yellow", bold=True) + printable(line), err=True)
+
+
+def remark(lines: Sequence[str]) -> None:
+    """Print for people, on standard error, what a command took something for."""
+    for line in lines:
+        typer.echo(printable(line), err=True)
 
 
 def printable(text: str) -> str:

@@ -71,7 +71,17 @@ def show_cached(plan: Plan, *, quiet: bool) -> None:
         table.add_row(printable(node.node), Text(status, style=style), told, artifacts)
     if not quiet:
         console().print(table)
+    for node in plan.nodes.values():
+        if node.record is not None and node.record.status != "completed":
+            show_verdict(node.node, node.record.summary)
     say("nothing to do")
+
+
+def show_verdict(node: str, summary: str) -> None:
+    """Print why a gate did not let pass."""
+    line = Text(f"\n{printable(node)}: ", style="bold magenta")
+    line.append(printable(summary), style="default not bold")
+    console().print(line)
 
 
 def table_of(*headings: str) -> Table:
@@ -95,7 +105,10 @@ def _version(identity: Mapping[str, Any]) -> str:
     if "file" in identity:
         return f"file {identity['file'][:8]}"
     own = f"v{identity['numerics']}"
-    return f"{own} of {identity['distribution']} {identity['version']}" if "distribution" in identity else own
+    if "distribution" not in identity:
+        return own
+    source = f", source {identity['source'][:8]}" if "source" in identity else ""
+    return f"{own} of {identity['distribution']} {identity['version']}{source}"
 
 
 def _estimate(estimate: Estimate) -> str:

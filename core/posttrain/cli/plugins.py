@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,7 @@ def list_plugins(
             }
         )
         return
-    _print(_overview(entries, catalogue))
+    _print(*_overview(entries, catalogue))
     for line in catalogue.troubles(denied=True):
         say(line)
 
@@ -137,6 +138,7 @@ def _summary(entry: Entry, catalogue: Catalogue) -> dict[str, Any]:
     return {
         "group": entry.group.value,
         "name": item.name,
+        "family": _family(entry, catalogue),
         "summary": item.summary,
         "reference": item.reference,
         "numerics": item.numerics,
@@ -199,27 +201,53 @@ def _print(*tables: Table) -> None:
         console().print(table)
 
 
-def _table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(
+    title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]], whole: str | None = None
+) -> Table:
+    """Return a table; the column `whole` is never narrower than what stands in it."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    style = box.SIMPLE_HEAD if whole is None else None
+    table = Table(title=title, title_justify="left", title_style="bold", box=style, padding=(0, 2, 0, 0))
+    for index, name in enumerate(columns):
+        width = max((len(row[index]) for row in rows), default=0) if name == whole else None
+        table.add_column(name, overflow="fold", min_width=width)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
 
 
-def _overview(entries: Sequence[Entry], catalogue: Catalogue) -> Table:
-    rows: list[tuple[str, ...]] = []
-    previous: Group | None = None
-    for entry in entries:
-        group = "" if entry.group is previous else entry.group.value
-        item = entry.registration
-        summary = item.summary if item.reference is None else f"{item.summary} ({paper(item.reference)})"
-        rows.append((group, item.name, summary, entry.plugin.label, _state(entry, catalogue)))
-        previous = entry.group
-    return _table(None, ("group", "name", "summary", "plugin", "status"), rows)
+def _overview(entries: Sequence[Entry], catalogue: Catalogue) -> Iterator[Table]:
+    """Yield a table for each group: what is not told of any of its entries has no column."""
+    for group, members in groupby(entries, key=lambda entry: entry.group):
+        rows = sorted((_row(entry, catalogue) for entry in members), key=lambda row: (row[1], row[0]))
+        told = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
+        columns = [_COLUMNS[index] for index in told]
+        yield _table(group.value, columns, [[row[index] for index in told] for row in rows], whole="name")
+
+
+_COLUMNS = ("name", "family", "summary", "paper", "plugin")
+
+
+def _row(entry: Entry, catalogue: Catalogue) -> tuple[str, ...]:
+    item, state = entry.registration, _state(entry, catalogue)
+    cited = paper(item.reference or "").removeprefix("arXiv ").removeprefix("doi.org/")
+    own = entry.plugin.builtin and state == Status.LOADED
+    plugin = "" if own else f"{entry.plugin.label} ({state})"
+    return item.name, _family(entry, catalogue) or "", item.summary, cited, plugin
+
+
+def _family(entry: Entry, catalogue: Catalogue) -> str | None:
+    """Return which family a trainer or a loss is of; None of others, and of what cannot be loaded."""
+    if entry.group not in (Group.TRAINER, Group.LOSS):
+        return None
+    if _state(entry, catalogue) == "ambiguous" or _load_error(
+        catalogue, entry.group, entry.registration.name
+    ):
+        return None
+    return str(catalogue.load(entry.group, entry.registration.name).family)
 
 
 def paper(reference: str) -> str:

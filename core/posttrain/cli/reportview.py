@@ -10,7 +10,7 @@ from rich.text import Text
 from posttrain.artifacts.store import Store
 from posttrain.cli.measures import duration, figures
 from posttrain.cli.output import console, printable, say
-from posttrain.cli.planview import table_of
+from posttrain.cli.planview import show_verdict, table_of
 from posttrain.contracts.runner import NodeResult, NodeStatus
 from posttrain.execution.session import RunReport
 
@@ -23,6 +23,8 @@ _COLOURS = {
     NodeStatus.FAILED: "red",
     NodeStatus.INTERRUPTED: "yellow",
 }
+JUDGED = (NodeStatus.REJECTED, NodeStatus.INCONCLUSIVE)
+"""Verdicts, whose reasons are told below the table."""
 BROKEN = (NodeStatus.FAILED, NodeStatus.INTERRUPTED)
 """Ends whose text is shown below the table, as an error with all its parts."""
 _REPEATED = 10
@@ -47,6 +49,8 @@ def show_report(report: RunReport, workspace: Path, warnings: Sequence[str] = ()
     for result in report.results.values():
         if result.status in BROKEN:
             _show_error(result)
+        elif result.status in JUDGED:
+            show_verdict(result.node, result.summary)
     say(f"run {report.run}: {report.status}" + _go_on(report))
 
 

@@ -8,8 +8,10 @@ appears in annotations only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +38,19 @@ class Place:
     meeting: Path | None = None
 
 
+class Split(StrEnum):
+    """What ranks may hold parts of: the model's weights, their gradients, the optimizer's state.
+
+    OPENED: weights too while the model is opened, on a GPU; else a rank's device holds all of them before it keeps its
+    part.
+    """
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    OPENED = "opened"
+
+
 class Ranks(Config):
     """Options of every backend with several ranks."""
 
@@ -58,6 +73,15 @@ class Parallel(ABC):
     device: Any
     layout: str = ""
     repeatable: bool = False
+
+    @contextmanager
+    def loading(self) -> Iterator[str | None]:
+        """Surround what opens the model and what `prepare` does to it; yield the device to open it on.
+
+        None is the device that this rank computes on. A backend that splits the weights in `prepare` lets ranks take
+        turns here, so that no more than one of them holds all of them.
+        """
+        yield None
 
     def prepare(self, model: Any) -> None:
         """Shard the model in place, where that has to be done before its optimizer is made.
@@ -145,6 +169,10 @@ class Backend(ABC):
     def ranks(self, config: Any) -> int:
         """Return how many processes to start."""
         return int(config.ranks)
+
+    def split(self, config: Any) -> frozenset[Split]:
+        """Return what is split over the ranks, for estimates; by default each rank holds all."""
+        return frozenset()
 
     def problems(self, config: Any, training: Any) -> Sequence[str]:
         """Return which of a trainer's options do not work with it, and why."""

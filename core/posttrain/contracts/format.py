@@ -29,6 +29,7 @@ class Column:
         present: In how many rows the column occurs.
         rows: How many rows there are.
         starts: Of lists of messages, the roles that their first messages have.
+        truths: In how many rows it is a text that spells a truth value, such as `true` or `0`.
     """
 
     types: Mapping[str, int]
@@ -36,6 +37,7 @@ class Column:
     present: int
     rows: int
     starts: frozenset[str] = frozenset()
+    truths: int = 0
 
 
 class Format(ABC):
@@ -44,6 +46,8 @@ class Format(ABC):
     Class attributes:
         columns: The columns that every row has.
         optional: Columns that mean something where they are there; all others travel along.
+        scalars: Columns that hold one number (`float`) or truth value (`bool`) each. Of files that hold text alone,
+            such as CSV, these are read as what they are; a text that spells none stays one, for `problem` to refuse.
         becomes: The canonical format that `rows` makes; None for a canonical format.
         conversions: How rows become those of other canonical formats, by name.
     """
@@ -51,6 +55,7 @@ class Format(ABC):
     config: ClassVar[type[Config]] = NoOptions
     columns: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
+    scalars: ClassVar[Mapping[str, type[bool] | type[float]]] = {}
     becomes: ClassVar[str | None] = None
     conversions: ClassVar[Mapping[str, Conversion]] = {}
 

@@ -42,7 +42,9 @@ class Need(StrEnum):
     entropy at each token, with gradient. SQUARES: Σ_v π(v)² at each token, with gradient. MEAN_LOGP: the mean of log
     π(v) over the vocabulary at each token, with gradient.
     MISMATCHED: log-probs of another row's answer to each prompt, for `measure` to estimate the KL divergence from
-    the reference. RIVALS: several answers to each prompt.
+    the reference. RIVALS: several answers to each prompt. MARGIN: by how much the rewards of a row's answers should
+    differ, where the data says. AUTHORS: which answer of a pair the policy wrote. PREFERENCE: how likely the chosen
+    answer of a pair is preferred to the rejected one.
     """
 
     REFERENCE = "reference"
@@ -52,6 +54,9 @@ class Need(StrEnum):
     MEAN_LOGP = "mean_logp"
     MISMATCHED = "mismatched"
     RIVALS = "rivals"
+    MARGIN = "margin"
+    AUTHORS = "authors"
+    PREFERENCE = "preference"
 
 
 REFERENCES = frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS})
@@ -146,6 +151,9 @@ class PreferenceBatch:
         rejected_tokens: Number of supervised tokens of each rejected completion.
         weight: The row's weight.
         tokens: The tokens of both answers, one by one.
+        own: Whether the policy wrote the chosen answer, and the reference the rejected one, or it is the other way
+            round, bool, where `Need.AUTHORS` is declared.
+        preference: How likely the chosen answer is preferred to the rejected one, where `Need.PREFERENCE` is declared.
     """
 
     family: ClassVar[Family] = Family.PREFERENCE
@@ -157,6 +165,8 @@ class PreferenceBatch:
     rejected_tokens: Tensor
     weight: Tensor
     tokens: AnswerTokens | None = None
+    own: Tensor | None = None
+    preference: Tensor | None = None
 
     @property
     def margin(self) -> Tensor:
@@ -228,7 +238,8 @@ class RewardBatch:
         score: What the data says of each answer, shape [S]: more is better. A preference row gives its chosen answer 1
             and its rejected one 0.
         example: Index of the prompt each answer belongs to, shape [S], ascending.
-        margin: By how much rewards of a row's answers should differ at least, shape [E]; zeros unless the data says.
+        margin: By how much rewards of a row's answers should differ at least, shape [E]; zeros unless the data says and
+            `Need.MARGIN` is declared.
         weight: The row's weight, shape [E].
     """
 
@@ -300,6 +311,8 @@ class Loss:
         config: Its options.
         needs: What its batch must hold beside log-probs, whatever its options.
         scope: What one call sees.
+        metrics: The names of all metrics it tells, so that an option that names another one is refused before anything
+            runs; None where that is not said. A subclass with a `__call__` of its own says it anew.
         needs_reference: Whether it compares with a reference, whatever its options; follows from `needs`.
     """
 
@@ -307,11 +320,14 @@ class Loss:
     config: ClassVar[type[Config]] = NoOptions
     needs: ClassVar[frozenset[Need]] = frozenset()
     scope: ClassVar[Scope] = Scope.MICRO_BATCH
+    metrics: ClassVar[frozenset[str] | None] = None
     needs_reference: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.needs_reference = bool(cls.needs & REFERENCES)
+        if "__call__" in cls.__dict__ and "metrics" not in cls.__dict__:
+            cls.metrics = None
 
     def __call__(self, batch: Any, config: Any, stats: Stats, state: State) -> LossOutput:
         """Return the unreduced terms."""

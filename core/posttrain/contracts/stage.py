@@ -181,8 +181,8 @@ class Stage(ABC):
         """Report what is wrong with these options on these inputs."""
         return ()
 
-    def estimate(self, config: Any, inputs: Inputs) -> Estimate | None:
-        """Estimate parameters and memory, where that makes sense."""
+    def estimate(self, config: Any, inputs: Inputs, gpus: int = 0) -> Estimate | None:
+        """Estimate parameters and memory, where that makes sense, with so many GPUs granted; 0: on CPUs."""
         return None
 
     def pinned(self, config: Any) -> str | None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 import posttrain
 from posttrain.artifacts.files import guarded
 from posttrain.errors import PluginError, PosttrainError, StoreError
+from posttrain.registry.extras import extra_with, installing
 
 _CORE = Path(str(posttrain.__file__)).parent
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -35,8 +34,8 @@ def explain(error: BaseException, targets: Sequence[str], workspace: Path) -> di
         return error.as_dict()
     if (storage := _storage(error)) is not None:
         return storage_error(storage, workspace).as_dict()
-    if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name)) is not None:
-        return _not_installed(error, extra, targets).as_dict()
+    if isinstance(error, ModuleNotFoundError) and extra_with(error.name) is not None:
+        return _not_installed(error, targets).as_dict()
     parts = dict.fromkeys(("type", "message", "where", "found", "expected", "fix"))
     parts.update(type=type(error).__name__, message=_message(error), where=_plugin_frame(error, targets))
     return parts
@@ -59,24 +58,12 @@ def _storage(error: BaseException) -> OSError | None:
     return next((OSError(code, os.strerror(code)) for code in quoted), None)
 
 
-def _extra_with(module: str | None) -> str | None:
-    """Return the extra of posttrain that brings a module, None when none does."""
-    name = re.sub(r"[-_.]+", "-", (module or "").partition(".")[0]).lower()
-    try:
-        requirements = metadata.requires("posttrain") or []
-    except metadata.PackageNotFoundError:
-        return None
-    found = (re.match(r"([A-Za-z0-9._-]+).*\bextra == [\"'](.+?)[\"']", text) for text in requirements)
-    extras = {re.sub(r"[-_.]+", "-", match[1]).lower(): match[2] for match in found if match}
-    return extras.get(name)
-
-
-def _not_installed(error: ModuleNotFoundError, extra: str, targets: Sequence[str]) -> PluginError:
+def _not_installed(error: ModuleNotFoundError, targets: Sequence[str]) -> PluginError:
     return PluginError(
         f"{error.name} is not installed",
         where=_plugin_frame(error, targets),
         found=f"the interpreter {sys.executable}",
-        fix=f"pip install 'posttrain[{extra}]'",
+        fix=installing([str(error.name)]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -38,6 +39,18 @@ def take_threads() -> None:
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None and wanted.isdigit() and int(wanted) > 0:
         torch.set_num_threads(int(wanted))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage within the block: heavy imports make millions of objects that stay, and hardly any garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -46,10 +46,15 @@ def group_alive(group: int, started: float | None = None) -> bool:
     Args:
         group: The group, which has the pid of its leader.
         started: What `start_time` said of the leader. The number of a group is not used again while a member
-            lives, so a group without a leader is the same one; a leader of another start means that it is not.
+            lives, so a group without a leader is the same one; a leader of another start means that it is not, and
+            so does another boot.
     """
-    if started is not None and start_time(group) not in (None, started):
-        return False
+    if started is not None:
+        # `alive` reaps a leader that is a child of this process.
+        if alive(group, started):
+            return True
+        if start_time(group) is not None or not same_boot(started):
+            return False
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -63,13 +68,12 @@ def group_alive(group: int, started: float | None = None) -> bool:
 def terminate(pid: int, started: float, patience: float = 10.0) -> None:
     """End a group, with or without its leader: SIGTERM, then SIGKILL after `patience` seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        # `alive` reaps a leader that is a child of this process.
-        if not (alive(pid, started) or group_alive(pid, started)):
+        if not group_alive(pid, started):
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
         deadline = time.monotonic() + patience
-        while (alive(pid, started) or group_alive(pid, started)) and time.monotonic() < deadline:
+        while group_alive(pid, started) and time.monotonic() < deadline:
             time.sleep(_PAUSE)
 
 

@@ -18,8 +18,8 @@ from posttrain.execution.records import (
 
 UNFINISHED = frozenset({"killed", "interrupted", "failed"})
 """The statuses of a run that broke off. A damaged one cannot be gone on with."""
-_TO_MEND = frozenset({"SpecError", "SpecProblems", "DataError", "HandoffError"})
-"""Errors that come from what the pipeline says or from its data."""
+_TO_MEND = frozenset({"SpecError", "SpecProblems", "DataError", "HandoffError", "TrainingDiverged"})
+"""Errors that come from what the pipeline says or from its data: the same steps would lead to them again."""
 
 
 def resumable(workspace: Path, run: str | None = None) -> RunRecord:

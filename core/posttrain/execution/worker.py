@@ -25,7 +25,7 @@ from posttrain.errors import ExitCode, Interrupted, PluginError, SpecError, Stag
 from posttrain.execution.blame import explain
 from posttrain.execution.context import EVENTS, EventLog, WorkerContext
 from posttrain.execution.liveness import adopt_descriptors
-from posttrain.execution.machine import take_threads, used_device, used_threads, used_versions
+from posttrain.execution.machine import take_threads, uncollected, used_device, used_threads, used_versions
 from posttrain.execution.protocol import Output, Request, Result
 from posttrain.execution.signals import Stop, on_stop_signals, worker_handler
 from posttrain.planning.keys import differences, plugin_identities
@@ -128,7 +128,8 @@ class _Task:
         _require_same_plugins(request, config, catalogue)
         self.targets = [stage.target, *_component_targets(config, catalogue)]
         take_threads()
-        target = load_target(stage.target)
+        with uncollected():
+            target = load_target(stage.target)
         take_threads()
         events = EventLog(Path(request.directory) / EVENTS, self._redactor)
         try:

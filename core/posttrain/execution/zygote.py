@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from posttrain.execution import worker
 from posttrain.execution.liveness import kill_group
+from posttrain.execution.machine import uncollected
 
 MODULE = "posttrain.execution.zygote"
 _LENGTH = struct.Struct("!I")
@@ -67,8 +68,9 @@ def _receive(channel: socket.socket, size: int) -> bytes:
 def main(argv: Sequence[str]) -> int:
     """Preload the modules and serve until the parent is gone."""
     channel = socket.socket(fileno=int(argv[0]))
-    for name in argv[1:]:
-        importlib.import_module(name)
+    with uncollected():
+        for name in argv[1:]:
+            importlib.import_module(name)
     if _threads() > 1:
         sys.stderr.write(f"one of {', '.join(argv[1:])} started threads, so forking would not be safe\n")
         return 1

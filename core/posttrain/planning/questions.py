@@ -58,7 +58,7 @@ def estimate_of(node: Node, inputs: Inputs, catalogue: Catalogue) -> Estimate | 
     """Return what a node is expected to need."""
 
     def estimate() -> Estimate | None:
-        found = node.plugin.estimate(node.config, inputs)
+        found = node.plugin.estimate(node.config, inputs, node.resources.gpus)
         return None if found is None else _all_of(Estimate, [found])[0]
 
     return _stage(node, catalogue, "estimate", estimate)

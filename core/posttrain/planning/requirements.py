@@ -12,6 +12,7 @@ from posttrain.contracts.stage import Certainty, Finding, Level
 from posttrain.planning.nodes import Node
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices
+from posttrain.registry.extras import installing
 from posttrain.wording import listed
 
 
@@ -25,8 +26,8 @@ def shortfalls(node: Node, catalogue: Catalogue) -> Iterator[Finding]:
         registration = catalogue.entry(group, choice.name).registration
         missing = [name for name in registration.requires if importlib.util.find_spec(name) is None]
         if missing and node.runtime.python is None:
-            packages = listed(missing)
-            yield _finding(option, f"`{choice.name}` needs {packages}", f"install {packages}")
+            message = f"`{choice.name}` needs {listed(missing)}, which is not installed"
+            yield _finding(option, message, installing(missing))
         if group is Group.BACKEND:
             yield from _of_backend(option, node, catalogue.make(group, choice.name), choice.config)  # type: ignore[attr-defined]
         if group is Group.CALLBACK:

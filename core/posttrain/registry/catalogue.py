@@ -14,6 +14,7 @@ from typing import Any
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Stage
 from posttrain.errors import PluginError
+from posttrain.registry.editable import project_of, source_digest
 from posttrain.registry.isolation import Failure, isolated
 from posttrain.registry.status import Entry, PluginStatus, Status
 from posttrain.registry.validation import faults
@@ -38,13 +39,21 @@ class Conflict:
 
     def error(self) -> PluginError:
         """Return the error for the one who needs the name."""
-        first = self.entries[0].plugin
+        plugins = [entry.plugin for entry in self.entries]
+        files = [plugin.file for plugin in plugins if plugin.local]
+        installed = [plugin for plugin in plugins if not plugin.local]
+        ways = [f"take {files[0]} out of `plugins:`"] if files else []
+        ways += (
+            [f"keep the installed one out (POSTTRAIN_DISABLE_PLUGINS={installed[0].name})"]
+            if installed
+            else []
+        )
+        owner = next((plugin.distribution for plugin in installed if plugin.distribution), "yours")
         return PluginError(
-            f"the {self.group} {self.name!r} is claimed by {len(self.entries)} plugins",
-            found=" and ".join(entry.plugin.origin for entry in self.entries),
+            f"the {self.group} {self.name!r} is claimed by {len(plugins)} plugins",
+            found=" and ".join(plugin.place for plugin in plugins),
             expected="one plugin to claim the name",
-            fix=f"deny one of them (POSTTRAIN_DISABLE_PLUGINS={first.name}), or have its author give the "
-            f"name a namespace ('{first.distribution or 'yours'}/{self.name}')",
+            fix=f"{', or '.join(ways)}, or give one of the names a namespace ('{owner}/{self.name}')",
         )
 
 
@@ -68,6 +77,7 @@ class Catalogue:
                 self._claims[group][entry.registration.name].append(entry)
         self._loaded: dict[int, Any] = {}
         self._stages: dict[str, Stage] = {}
+        self._sources: dict[str, str | None] = {}
 
     def names(self, group: Group) -> list[str]:
         """Return the usable names registered under exactly this group; names in conflict are left out."""
@@ -169,7 +179,8 @@ class Catalogue:
         """Return what identifies an implementation in keys.
 
         A built-in plugin is known by its numerics version, one of another distribution also by the version
-        of that distribution, a local file by its digest.
+        of that distribution, and by the digest of its source where that is installed editably; a local file by
+        its digest.
         """
         entry = self.entry(group, name)
         item, plugin = entry.registration, entry.plugin
@@ -178,19 +189,33 @@ class Catalogue:
         own = {"name": item.name, "numerics": item.numerics}
         if plugin.builtin or plugin.distribution is None:
             return own
-        return {**own, "distribution": plugin.distribution, "version": plugin.version}
+        whose = {**own, "distribution": plugin.distribution, "version": plugin.version}
+        source = self._source(plugin.distribution)
+        return whose if source is None else {**whose, "source": source}
+
+    def _source(self, distribution: str) -> str | None:
+        """Return the digest of what a distribution's plugins are made of, where it is installed editably."""
+        if distribution not in self._sources:
+            project = project_of(distribution)
+            entries = [entry for entry in self.entries() if entry.plugin.distribution == distribution]
+            packages = {name for entry in entries for name in (entry.plugin.package, _package(entry)) if name}
+            self._sources[distribution] = None if project is None else source_digest(project, packages)
+        return self._sources[distribution]
 
     def shared(self, name: str) -> dict[str, int]:
         """Return the numerics versions of the code that a stage shares with others.
 
         A stage of another plugin that runs a built-in target shares what the built-in stages on it say, whether
-        it inherits from them or only names the target.
+        it inherits from them or only names the target. Only stages of the package that holds the target are
+        imported: every worker of another plugin asks.
         """
         stage = self.stage(name)
         if self.entry(Group.STAGE, name).plugin.builtin:
             return dict(stage.shared)
-        built_in = [each for each in self.stages() if self.entry(Group.STAGE, each).plugin.builtin]
-        same = [other for other in map(self.stage, built_in) if other.target == stage.target]
+        entries = [self.entry(Group.STAGE, each) for each in self.stages()]
+        near = [each for each in entries if each.plugin.builtin and _package(each) == _root(stage.target)]
+        stages = [self.stage(each.registration.name) for each in near]
+        same = [other for other in stages if other.target == stage.target]
         return {**stage.shared, **{code: version for other in same for code, version in other.shared.items()}}
 
     def _qualified(self, group: Group, short: str) -> list[str]:
@@ -248,8 +273,12 @@ def _recipe(entry: Entry) -> Path:
 def _package(entry: Entry) -> str:
     target = entry.registration.target
     if entry.group is not Group.RECIPE and isinstance(target, str):
-        return target.partition(":")[0].partition(".")[0]
+        return _root(target)
     return entry.plugin.package
+
+
+def _root(target: str) -> str:
+    return target.partition(":")[0].partition(".")[0]
 
 
 def _place(target: Any) -> str | None:

@@ -21,9 +21,11 @@ from posttrain.errors import PluginError
 from posttrain.keypath import at
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.fields import BoundChoice, Path, Spot, unset, walk
+from posttrain.registry.fitting import fits, fitting, takers, traits
 from posttrain.registry.problems import ConfigProblem, ConfigProblems, translated
 from posttrain.registry.schema import config_schema
 from posttrain.registry.validation import config_of
+from posttrain.wording import listed
 
 __all__ = [
     "ConfigProblem",
@@ -208,29 +210,23 @@ def _as_choice(value: Any) -> Choice | None:
 
 def _bind(choice: Choice, uses: Uses, catalogue: Catalogue) -> BoundChoice:
     target = catalogue.load(uses.group, choice.name)
-    for attribute, wanted in uses.having:
-        found = getattr(target, attribute, None)
-        if found != wanted:
-            raise PluginError(
-                f"the {uses.group} `{choice.name}` does not fit here",
-                found=f"{attribute} {found}",
-                expected=f"{attribute} {wanted}: {_fitting(uses, catalogue)}",
-            )
+    if not fits(target, uses):
+        raise _misfit(choice.name, target, uses, catalogue)
     config = validate_config(config_of(target), choice.options, catalogue)
     return BoundChoice.bind(catalogue.entry(uses.group, choice.name).registration.name, config, target)
 
 
-def _fitting(uses: Uses, catalogue: Catalogue) -> str:
-    """Return the names of the components that have what is asked for."""
-    fitting = []
-    for name in catalogue.names(uses.group):
-        try:
-            target = catalogue.load(uses.group, name)
-        except PluginError:
-            continue  # a broken component is no suggestion; `plugins check` explains it
-        if all(getattr(target, attribute, None) == wanted for attribute, wanted in uses.having):
-            fitting.append(name)
-    return ", ".join(fitting) or "none is installed"
+def _misfit(name: str, target: Any, uses: Uses, catalogue: Catalogue) -> PluginError:
+    """Return the error about a component that an option does not take, with what takes it."""
+    others = takers(target, uses.group, catalogue)
+    owners = listed(f"`{stage}` (option `{option}`)" for stage, option in others)
+    known = ", ".join(fitting(uses, catalogue))
+    return PluginError(
+        f"the {uses.group} `{name}` does not fit here",
+        found=traits(target, uses),
+        expected=f"one of {known}" if known else "one that is not installed",
+        fix=f"take one of these, or a stage that takes `{name}`: {owners}" if others else None,
+    )
 
 
 def _replaced(value: Any, bound: Mapping[Path, BoundChoice], path: Path) -> Any:

@@ -84,7 +84,7 @@ def unset(model: type[BaseModel], value: Any) -> Iterator[tuple[Path, tuple[Any,
             holder = spot.value.config if isinstance(spot.value, BoundChoice) else spot.value
             for name, field in type(holder).model_fields.items():
                 if getattr(holder, name) is None:
-                    yield (*spot.path, name), (*field.metadata, *_all_marks(field.annotation))
+                    yield (*spot.path, name), (*field.metadata, *marks_of(field.annotation))
 
 
 def type_name(annotation: Any, marks: tuple[Any, ...] = ()) -> str:
@@ -137,11 +137,11 @@ def _unwrapped(annotation: Any, marks: tuple[Any, ...]) -> tuple[Any, tuple[Any,
             return annotation, marks
 
 
-def _all_marks(annotation: Any) -> tuple[Any, ...]:
+def marks_of(annotation: Any) -> tuple[Any, ...]:
     """Return the marks of a type and of every arm of a union."""
     annotation, marks = _unwrapped(annotation, ())
     arms = get_args(annotation) if _is_union(annotation) else ()
-    return (*marks, *(mark for arm in arms for mark in _all_marks(arm)))
+    return (*marks, *(mark for arm in arms for mark in marks_of(arm)))
 
 
 def _is_union(annotation: Any) -> bool:

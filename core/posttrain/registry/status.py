@@ -66,6 +66,11 @@ class PluginStatus:
         return f"{self.label} ({self.file})" if self.file else self.label
 
     @property
+    def place(self) -> str:
+        """The origin, with how it came in."""
+        return f"{self.origin}, {'named in `plugins:`' if self.local else 'installed'}"
+
+    @property
     def denied(self) -> bool:
         """Whether the allow and deny lists keep it out."""
         return self.status is Status.BLOCKED

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.backend import Backend
 from posttrain.contracts.callback import Callback
 from posttrain.contracts.component import Config, NoOptions
 from posttrain.contracts.format import Format
 from posttrain.contracts.loss import Family, Loss, Need, Scope
 from posttrain.contracts.registration import Group, Registration
+from posttrain.contracts.reward import ModelReward
 from posttrain.contracts.rule import CODE, Rule
 from posttrain.contracts.stage import Level, Port, Stage, StageConfig
 from posttrain.contracts.trainer import Trainer
@@ -29,10 +31,12 @@ TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 HELD: Mapping[Family, frozenset[Need]] = {
     Family.TOKEN: frozenset({Need.ENTROPY, Need.SQUARES, Need.MEAN_LOGP}),
-    Family.PREFERENCE: frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS, Need.SQUARES}),
+    Family.PREFERENCE: frozenset(
+        {Need.REFERENCE, Need.REFERENCE_TOKENS, Need.SQUARES, Need.AUTHORS, Need.PREFERENCE}
+    ),
     Family.THREE_WAY: frozenset(),
     Family.UNPAIRED: frozenset({Need.REFERENCE, Need.MISMATCHED}),
-    Family.REWARD: frozenset({Need.RIVALS}),
+    Family.REWARD: frozenset({Need.RIVALS, Need.MARGIN}),
     Family.PROCESS_REWARD: frozenset(),
 }
 """What the batch of each family can hold beside log-probs."""
@@ -64,6 +68,7 @@ def _stage(target: Any, base: Any = Stage) -> Faults:
         for name in set(target.tiny) - set(target.config.model_fields):
             yield f"`tiny` sets {name!r}, which is no option"
     yield from _takes(target, "the constructor")
+    yield from _takes(target.estimate, "estimate", "self", "config", "inputs", "gpus")
 
 
 def _target(target: Any) -> Faults:
@@ -112,6 +117,9 @@ def _loss(target: Any) -> Faults:
             yield f"it needs `{need}`, which no batch of the family {target.family} holds"
     if not isinstance(target.scope, Scope):
         yield f"`scope` must be a posttrain.Scope ({', '.join(map(str, Scope))}), but is {target.scope!r:.80}"
+    told = target.metrics
+    if not (told is None or (isinstance(told, frozenset) and all(isinstance(each, str) for each in told))):
+        yield f"`metrics` must be a frozenset of names, or None, but is {told!r:.80}"
     if target.__call__ is Loss.__call__:
         yield "it defines no __call__(batch, config, stats, state)"
     yield from _component(target, "batch", "config", "stats", "state")
@@ -157,7 +165,18 @@ def _format(target: Any) -> Faults:
 
 
 def _reward(target: Any) -> Faults:
-    yield from _component(target, "samples", "config")
+    if not (isinstance(target, type) and issubclass(target, ModelReward)):
+        yield from _component(target, "samples", "config")
+        return
+    if inspect.isabstract(target):
+        yield f"it does not define {', '.join(sorted(target.__abstractmethods__))}"
+    yield from _options(target)
+    yield from _takes(target, "the constructor")
+    yield from _takes(target.open, "open", "self", "model", "context", "config")
+    yield from _takes(target.check, "check", "self", "model", "config")
+    kinds = getattr(target, "models", None)
+    if not (isinstance(kinds, frozenset) and kinds and all(isinstance(each, Kind) for each in kinds)):
+        yield f"`models` must be a frozenset of posttrain.Kind, but is {kinds!r:.80}"
 
 
 def _generator(target: Any) -> Faults:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from posttrain.contracts.backend import Backend, Ranks
+from posttrain.contracts.backend import Backend, Ranks, Split
 from posttrain.contracts.component import NoOptions
 from posttrain_plugins.training.optimizers import OPTIMIZERS
 
@@ -49,6 +49,10 @@ class FullyShardedDataParallel(Backend):
 
     target = f"{_HERE}.fsdp2:Fsdp2"
 
+    def split(self, config: Any) -> frozenset[Split]:
+        """All of it."""
+        return frozenset(Split)
+
     def problems(self, config: Any, training: Any) -> Sequence[str]:
         """Report what does not work on parts of tensors."""
         return [*_on_parts("fsdp2", training)]
@@ -77,6 +81,10 @@ class DeepSpeed(Backend):
 
     config = ZeroOptions
     target = f"{_HERE}.zero:Zero"
+
+    def split(self, config: ZeroOptions) -> frozenset[Split]:
+        """As much as the stage says."""
+        return frozenset((Split.OPTIMIZER, Split.GRADIENTS, Split.WEIGHTS)[: config.stage])
 
     def problems(self, config: Any, training: Any) -> Sequence[str]:
         """Report what does not work on parts of tensors or with DeepSpeed."""

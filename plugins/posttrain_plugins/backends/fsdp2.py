@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +31,18 @@ class Fsdp2(Group):
     def __init__(self, place: Place, config: Config) -> None:
         super().__init__(place, config)
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (self.size,))
+
+    @contextmanager
+    def loading(self) -> Iterator[str | None]:
+        """Let one rank after the other open the whole model on the CPU and keep its shards.
+
+        `fully_shard` moves a layer to the rank's device when it splits it, so no device ever holds the whole model.
+        """
+        for _ in range(self.rank):
+            self.barrier()
+        yield "cpu"
+        for _ in range(self.size - self.rank):
+            self.barrier()
 
     def prepare(self, model: Any) -> None:
         """Shard in place; the optimizer is to see the sharded parameters."""

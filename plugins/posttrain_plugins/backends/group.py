@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from posttrain.contracts.backend import Place
 from posttrain.contracts.component import Config
+from posttrain.execution.environment import variables
 from posttrain_plugins.backends.whole import Whole
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -39,7 +37,7 @@ class Group(Whole):
         cuda = torch.cuda.is_available()
         # Each rank was given one GPU to see.
         self.device = torch.device("cuda", 0) if cuda else torch.device("cpu")
-        with environment({**dict.fromkeys(FORGOTTEN), **LOOPBACK}):
+        with variables(LOOPBACK, hidden=FORGOTTEN):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
                 store=dist.FileStore(str(place.meeting), place.size),
@@ -75,22 +73,3 @@ class Group(Whole):
         if dist.is_initialized():
             _LEFT.extend(dist.distributed_c10d._world.pg_map)
             dist.destroy_process_group()
-
-
-@contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables, or take them away (None), and put them back afterwards."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set(changes)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

@@ -11,6 +11,7 @@ from torch import Tensor
 from posttrain.contracts.backend import Place
 from posttrain.contracts.component import Config
 from posttrain_plugins.backends.whole import Whole
+from posttrain_plugins.training.lookup import Lookup
 
 
 class Single(Whole):
@@ -20,6 +21,7 @@ class Single(Whole):
 
     def __init__(self, place: Place | None = None, config: Config | None = None) -> None:
         self.rank, self.size = 0, 1
+        self.lookup: Lookup | None = None
 
     @cached_property
     def device(self) -> torch.device:
@@ -27,12 +29,18 @@ class Single(Whole):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def wrap(self, model: Any, optimizer: Any, precision: Any = None) -> tuple[Any, Any]:
-        """Leave both as they are."""
+        """Leave both as they are, but for where the gradient of the embedding is added."""
+        embedding = model.get_input_embeddings()
+        if Lookup.fits(embedding):
+            self.lookup = embedding.forward = Lookup(embedding)
         return model, optimizer
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the micro-batch's gradient."""
-        torch.autograd.backward(loss)
+        if self.lookup is None:
+            torch.autograd.backward(loss)
+        else:
+            self.lookup.backward(loss)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return it as it is."""

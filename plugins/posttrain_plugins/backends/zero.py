@@ -18,11 +18,12 @@ from torch import Tensor
 
 from posttrain.contracts.backend import Place
 from posttrain.contracts.component import Config
-from posttrain_plugins.backends.group import Group, environment
+from posttrain.execution.environment import variables
+from posttrain_plugins.backends.group import Group
 from posttrain_plugins.backends.weights import copy_into, ordinary
 
 # Left to find out by itself, DeepSpeed warns where there is no GPU.
-with environment({"DS_ACCELERATOR": "cuda" if torch.cuda.is_available() else "cpu"}):
+with variables({"DS_ACCELERATOR": "cuda" if torch.cuda.is_available() else "cpu"}):
     import deepspeed
     from deepspeed.runtime.utils import combine_grad_norm_groups
 
@@ -46,7 +47,7 @@ class Zero(Group):
         # It would compile an operator of its own for CPUs; gloo does as well.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.utils.logger.setLevel(logging.WARNING)
-        with environment({"LOCAL_RANK": "0"}):
+        with variables({"LOCAL_RANK": "0"}):
             deepspeed.init_distributed(self._talk, auto_mpi_discovery=False, verbose=False)
 
     @property
@@ -56,7 +57,7 @@ class Zero(Group):
     def wrap(self, model: Any, optimizer: Any, precision: Any = None) -> tuple[Any, Any]:
         """Hand both over to an engine."""
         # DeepSpeed looks for its number among the GPUs of this process, which sees one, in every forward pass.
-        self._stack.enter_context(environment({"LOCAL_RANK": "0"}))
+        self._stack.enter_context(variables({"LOCAL_RANK": "0"}))
         optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
         self.engine, _, _, _ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self._settings(precision)

@@ -104,11 +104,29 @@ class Averaging:
 
     def conclude(self, weights: Mapping[str, Tensor]) -> Mapping[str, Mapping[str, Tensor]]:
         """Put out the average, or the last weights where it has not begun."""
-        if not self.average:
-            self.training.context.note(
-                f"the training ended before step {self.config.after}, where the average begins"
+        port = PORT if self.config.put_out == "beside" else "model"
+        note = self.training.context.note
+        if self.average:
+            note(f"port `{port}` holds {self._said(weights)}")
+        else:
+            note(f"the training ended before step {self.config.after}, where the average begins")
+        return {port: replaced(weights, self.average)}
+
+    def _said(self, weights: Mapping[str, Tensor]) -> str:
+        """Say what the average is of, and how far it is from the last weights."""
+        squares = [
+            (
+                (self.average[name] - weights[name]).double().square().sum(),
+                weights[name].double().square().sum(),
             )
-        return {PORT if self.config.put_out == "beside" else "model": replaced(weights, self.average)}
+            for name in self.average
+        ]
+        off, size = (float(sum(column)) ** 0.5 for column in zip(*squares, strict=True))
+        share = off / size if size else 0.0
+        return (
+            f"the moving average of the weights of steps {self.config.after} to {self.updated}, taken in every "
+            f"{self.config.every} steps; its distance from the last weights is {share:.3g} of their size"
+        )
 
     def state(self) -> dict[str, Any]:
         """Return start, EMA, average and the step that they are of."""

@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import Field
-
 from posttrain.contracts.callback import Training
 from posttrain.contracts.component import Config
-from posttrain_plugins.callbacks.reporting import Reporter, directory, options
+from posttrain_plugins.callbacks.reporting import Reporter, directory, directory_field, on_rank_0, options
 
 
 class TensorBoardOptions(Config):
     """Options of the callback `tensorboard`."""
 
-    directory: str | None = Field(
-        default=None,
-        min_length=1,
-        description="where the event files go, relative to the pipeline file; unset: `tensorboard` in the workspace",
-    )
+    directory: str | None = directory_field("the event files go", "tensorboard")
 
 
 class TensorBoard(Reporter):
@@ -29,10 +23,9 @@ class TensorBoard(Reporter):
     target = "posttrain_plugins.callbacks.tensorboard:made"
 
 
+@on_rank_0
 def made(training: Training, config: TensorBoardOptions) -> Any:
     """Make transformers' own callback with a writer of this run."""
-    if training.parallel.rank > 0:
-        return object()
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback
 

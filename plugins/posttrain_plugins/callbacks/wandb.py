@@ -8,9 +8,17 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from posttrain.contracts.callback import Training
-from posttrain.contracts.component import Config
 from posttrain.contracts.stage import Secret
-from posttrain_plugins.callbacks.reporting import Reporter, directory, options, run_name
+from posttrain_plugins.callbacks.reporting import (
+    Reporter,
+    RunOptions,
+    begun,
+    directory,
+    directory_field,
+    on_rank_0,
+    reported,
+    run_name,
+)
 
 QUIET = {
     "WANDB_CONSOLE": "off",
@@ -23,23 +31,15 @@ QUIET = {
 """What keeps the library, and transformers' callback, from sending code, weights or what a stage prints."""
 
 
-class WandbOptions(Config):
+class WandbOptions(RunOptions):
     """Options of the callback `wandb`."""
 
-    project: str = Field(default="posttrain", min_length=1, description="the project")
     entity: str | None = Field(default=None, description="the user or team that it belongs to")
-    run_name: str | None = Field(
-        default=None, description="the run; unset: the node and the beginning of its key"
-    )
     online: bool = Field(
         default=False, description="let it use the network; else `wandb sync` sends the files later"
     )
     api_key: Secret | None = Field(default=None, description="the key of the account, as `env:WANDB_API_KEY`")
-    directory: str | None = Field(
-        default=None,
-        min_length=1,
-        description="where its files go, relative to the pipeline file; unset: `wandb` in the workspace",
-    )
+    directory: str | None = directory_field("its files go", "wandb")
 
     @model_validator(mode="after")
     def _key_for_the_network(self) -> Self:
@@ -57,33 +57,21 @@ class Wandb(Reporter):
     target = "posttrain_plugins.callbacks.wandb:made"
 
 
+@on_rank_0
 def made(training: Training, config: WandbOptions) -> Any:
     """Make transformers' own callback in a run that is begun here."""
-    if training.parallel.rank > 0:
-        return object()
     os.environ.update(QUIET)
     import wandb
     from transformers.integrations import WandbCallback
 
     key = None if config.api_key is None else training.context.secret(config.api_key)
     wandb.init(
-        project=config.project,
+        **begun(training, config),
         entity=config.entity,
-        name=config.run_name or run_name(training),
         id=run_name(training).replace("/", "-"),
-        resume="allow",
         mode="online" if config.online else "offline",
         dir=str(directory(training, config.directory, "wandb")),
-        config=options(training),
         # `wandb.login` would write the key into the home directory.
         settings=wandb.Settings(api_key=key),
     )
-
-    class Reported(WandbCallback):  # type: ignore[misc]  # transformers leaves it untyped
-        def setup(self, args: Any, state: Any, model: Any, **_: Any) -> None:
-            self._initialized = True
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self._wandb.finish()
-
-    return Reported()
+    return reported(WandbCallback, wandb)

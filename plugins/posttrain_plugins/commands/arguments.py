@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from posttrain.contracts.component import Choice, Config, Uses
-from posttrain.errors import SpecError
+from posttrain.errors import PosttrainError, SpecError
 from posttrain.planning.overrides import assign
+from posttrain.planning.problems import SpecProblems
 from posttrain.planning.source import read
 from posttrain.planning.tree import resolve_plain
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.options import describe
 from posttrain.registry.validation import config_of
 from posttrain.wording import did_you_mean
+from posttrain_plugins.commands.synonyms import COMMANDS
+from posttrain_plugins.commands.wording import flagged
 from posttrain_plugins.training.elsewhere import ELSEWHERE
 
 _MARK = "--"
@@ -48,18 +52,53 @@ def options(
         given: Options that the words beat.
 
     Raises:
-        SpecError: A word is no option, an option is unknown, or a value is missing or malformed.
+        SpecError: A word is no option, or options are unknown, or values are missing or malformed: all of these.
     """
     tree: dict[str, Any] = {"with": {}}
+    told = Told()
     for name, value in (given or {}).items():
-        path = _known(tuple(str(name).split(".")), model, catalogue, tree["with"])
-        assign(tree, ("with", *path), value, f"the option {name}")
+        with told.each():
+            path = _known(tuple(str(name).split(".")), model, catalogue, tree["with"])
+            assign(tree, ("with", *path), value, f"the option {name}")
     found = list(_arguments(words))
-    for argument in sorted(found, key=lambda each: len(each.path)):
-        path, value = _read(argument, model, catalogue, tree["with"])
-        assign(tree, ("with", *path), value, argument.spelled)
+    # Unknown options come last: what they are told depends on the components that are chosen.
+    for argument in sorted(
+        found, key=lambda each: (_plain(each.path[0]) not in model.model_fields, len(each.path))
+    ):
+        with told.each():
+            path, value = _read(argument, model, catalogue, tree["with"])
+            assign(tree, ("with", *path), value, argument.spelled)
+    told.conclude()
     made: dict[str, Any] = tree["with"]
     return made
+
+
+class Told:
+    """Collects what is wrong, so that all of it is told at once."""
+
+    def __init__(self) -> None:
+        self._problems: list[PosttrainError] = []
+
+    @contextmanager
+    def each(self) -> Iterator[None]:
+        """Keep the error of the block, if there is one."""
+        try:
+            yield
+        except SpecProblems as error:
+            self._problems += error.problems
+        except SpecError as error:
+            self._problems.append(error)
+
+    def conclude(self) -> None:
+        """Raise what was kept.
+
+        Raises:
+            SpecError: Something is wrong; `SpecProblems` where several things are.
+        """
+        if len(self._problems) == 1:
+            raise self._problems[0]
+        if self._problems:
+            raise SpecProblems(self._problems)
 
 
 def described(model: type[Config], prefix: str = "") -> dict[str, dict[str, Any]]:
@@ -151,8 +190,8 @@ def _known(
 
 def _unknown(name: str, model: type[Config], catalogue: Catalogue, so_far: Mapping[str, Any]) -> SpecError:
     plain = _plain(name)
-    if plain in ELSEWHERE:
-        return SpecError(f"there is no {_MARK}{name}", fix=ELSEWHERE[plain])
+    if plain in COMMANDS or plain in ELSEWHERE:
+        return SpecError(f"there is no {_MARK}{name}", fix=COMMANDS.get(plain) or flagged(ELSEWHERE[plain]))
     for option, field in model.model_fields.items():
         uses = next((mark for mark in field.metadata if isinstance(mark, Uses)), None)
         chosen = so_far.get(option, getattr(field.default, "name", None))
@@ -162,8 +201,8 @@ def _unknown(name: str, model: type[Config], catalogue: Catalogue, so_far: Mappi
         if plain in config_of(catalogue.load(uses.group, chosen)).model_fields:
             fix = f"it is an option of the {uses.group} `{chosen}`: {_MARK}{option}.{plain}"
             return SpecError("there is no such option", found=_MARK + name, fix=fix)
-    known = [_MARK + each for each in described(model)]
-    fix = _ending(plain, known) or did_you_mean(_MARK + plain, known) or "`--help` lists all of them"
+    names = [_MARK + each for each in described(model)]
+    fix = _ending(plain, names) or did_you_mean(_MARK + plain, names) or "`--help` lists all of them"
     return SpecError("there is no such option", found=_MARK + name, fix=fix)
 
 

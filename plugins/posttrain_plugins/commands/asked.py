@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.artifacts.kinds import Kind
 from posttrain.errors import SpecError
+from posttrain_plugins.commands.origins import DATASETS, LOADERS, MODELS, brought
 
 if TYPE_CHECKING:
     from posttrain.registry.catalogue import Catalogue
@@ -84,16 +86,33 @@ def _checked(value: Any, kind: type, where: str) -> Any:
     return value
 
 
-def stages_of(asked: Asked, trainer: str, catalogue: Catalogue, workspace: Path) -> dict[str, Any]:
-    """Return the stages of the pipeline."""
-    from posttrain_plugins.commands.arguments import options
+def stages_of(
+    asked: Asked, trainer: str, catalogue: Catalogue, workspace: Path
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the stages of the pipeline, and what of the store names of nodes and aliases stand for.
 
-    words, loading = _divided(asked.words)
-    held = asked.options or {}
-    inputs, stages = _brought_in(asked, loading, catalogue, workspace)
-    stage = catalogue.stage(trainer)
+    Raises:
+        SpecError: Options are unknown or malformed (all of them are told), or the model or the data is missing.
+    """
+    from posttrain_plugins.commands.arguments import Told, options
+    from posttrain_plugins.commands.synonyms import known, known_options
+
+    model = catalogue.stage(trainer).config
+    words, loading = _divided(known(asked.words, model.model_fields))
+    held = known_options(asked.options or {}, model.model_fields)
     mine = {name: value for name, value in held.items() if _loads(name) is None}
-    chosen = options(stage.config, words, catalogue, mine)
+    told = Told()
+    with told.each():
+        chosen = options(model, words, catalogue, mine)
+    given = {}
+    for name in _TO:
+        own = {option.partition(".")[2]: value for option, value in held.items() if _loads(option) == name}
+        with told.each():
+            given[name] = options(
+                catalogue.stage(LOADERS[_KINDS[name]]).config, loading[name], catalogue, own
+            )
+    told.conclude()
+    inputs, stages, taken = _brought_in(asked, given, workspace)
     stages[TRAIN] = {"uses": trainer, "inputs": inputs, **({"with": chosen} if chosen else {})}
     if asked.gpus is not None:
         stages[TRAIN]["resources"] = {"gpus": asked.gpus}
@@ -103,11 +122,12 @@ def stages_of(asked: Asked, trainer: str, catalogue: Catalogue, workspace: Path)
             "inputs": {"model": f"{TRAIN}.model"},
             "with": {"name": asked.register},
         }
-    return stages
+    return stages, taken
 
 
 _TO: Mapping[str, str] = {"model": "train", "dataset": "train on", "eval_dataset": "evaluate on"}
 """What is loaded, and what for."""
+_KINDS: Mapping[str, frozenset[Kind]] = {"model": MODELS, "dataset": DATASETS, "eval_dataset": DATASETS}
 
 
 def _divided(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -134,32 +154,26 @@ def _loads(option: str) -> str | None:
 
 
 def _brought_in(
-    asked: Asked, loading: Mapping[str, Sequence[str]], catalogue: Catalogue, workspace: Path
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return what the training's ports are connected to, and the stages that are."""
-    from posttrain_plugins.commands.arguments import options
-    from posttrain_plugins.commands.origins import DATASETS, LOADERS, MODELS, stage
-
+    asked: Asked, options: Mapping[str, Mapping[str, Any]], workspace: Path
+) -> tuple[dict[str, str], dict[str, Any], list[str]]:
+    """Return what the training's ports are connected to, the stages that are, and what of the store was taken."""
     stages: dict[str, Any] = {}
     inputs: dict[str, str] = {}
-    for name, port, text, kinds in (
-        ("model", "model", asked.model, MODELS),
-        ("dataset", "data", asked.dataset, DATASETS),
-        ("eval_dataset", "eval", asked.eval_dataset, DATASETS),
+    taken: list[str] = []
+    for name, port, text in (
+        ("model", "model", asked.model),
+        ("dataset", "data", asked.dataset),
+        ("eval_dataset", "eval", asked.eval_dataset),
     ):
-        held = {
-            option.partition(".")[2]: value
-            for option, value in (asked.options or {}).items()
-            if _loads(option) == name
-        }
-        if text is None and name == "eval_dataset" and not (held or loading[name]):
+        given = options[name]
+        if text is None and name == "eval_dataset" and not given:
             continue
         if text is None:
             raise SpecError(f"say which {name} to {_TO[name]}", where=f"--{name}")
-        given = options(catalogue.stage(LOADERS[kinds]).config, loading[name], catalogue, held)
-        stages[port] = stage(str(text), kinds, workspace, given, asked.download)
-        inputs[port] = port
+        found = brought(str(text), _KINDS[name], workspace, given, asked.download)
+        stages[port], inputs[port] = found.stage, port
+        taken += [] if found.taken is None else [f"--{name} {found.taken}"]
         parts = given.get("split")
         if isinstance(parts, Mapping) and parts and name == "dataset":
             inputs |= {"data": "data.train", "eval": f"data.{next(iter(parts))}"}
-    return inputs, stages
+    return inputs, stages, taken

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,12 @@ import typer
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, print_json, reserved, say, warn
 from posttrain.errors import DataError, SpecError
 from posttrain_plugins.commands.sources import (
+    Columns,
     Dataset,
+    FormatName,
     Overwrite,
-    dataset,
+    PluginFiles,
+    datasets,
     options,
     require_free,
     write_jsonl,
@@ -51,6 +55,9 @@ def contamination(
         Path | None,
         typer.Option("--clean", metavar="FILE", help="Where the training rows go that overlap none."),
     ] = None,
+    format: FormatName = None,
+    columns: Columns = None,
+    files: PluginFiles = None,
     overwrite: Overwrite = False,
     workspace: Workspace = DEFAULT_WORKSPACE,
     as_json: Json = False,
@@ -58,13 +65,15 @@ def contamination(
     """Look for the rows of every evaluation set in every training set, of a pipeline or of files.
 
     `--ngram 8 --coverage 0.5` looks as Tulu 3 did, the default as GPT-3 did. Exits with 1 when `--max` is exceeded.
+    `--format`, `--columns` and `--file` are about the files that `--train` and `--evaluation` name.
     """
     from posttrain_plugins.data.contamination import ContaminationConfig, hits_of, report_of, summary
 
     given = {"ngram": ngram, "coverage": coverage, "shortest": min(shortest, ngram), "on": on}
     config = options(ContaminationConfig, {**given, "common": common, "max_share": most}, _VERB)
     require_free([path for path in (hits, clean) if path is not None], overwrite)
-    with reserved(as_json), _datasets(pipeline, train or [], evaluation or [], workspace.absolute()) as sets:
+    opened = partial(datasets, workspace=workspace.absolute(), format=format, columns=columns, files=files)
+    with reserved(as_json), _sets(pipeline, train or [], evaluation or [], workspace, opened) as sets:
         _require(sets, most)
         found = _compared(sets, config)
         if hits is not None:
@@ -81,26 +90,26 @@ def contamination(
 
 
 @contextmanager
-def _datasets(
-    pipeline: str | None, train: Sequence[str], evaluation: Sequence[str], workspace: Path
+def _sets(
+    pipeline: str | None,
+    train: Sequence[str],
+    evaluation: Sequence[str],
+    workspace: Path,
+    opened: Callable[[Sequence[str]], Mapping[str, Dataset]],
 ) -> Iterator[Exposed]:
     """Open the datasets of a pipeline, and those that are named besides."""
     from posttrain_plugins.commands.exposed import Exposed, exposed
 
-    named = Exposed(
-        tuple(dataset(each, workspace) for each in dict.fromkeys(train)),
-        tuple(dataset(each, workspace) for each in dict.fromkeys(evaluation)),
-        (),
-    )
+    found = opened([*train, *evaluation])
+    training, judged = ([found[each] for each in dict.fromkeys(names)] for names in (train, evaluation))
+    named = Exposed(tuple(training), tuple(judged), ())
     if pipeline is None:
         yield named
         return
     from posttrain.pipeline import Pipeline
 
-    with exposed(Pipeline.find(pipeline), workspace) as found:
-        yield Exposed(
-            (*found.training, *named.training), (*found.evaluation, *named.evaluation), found.unread
-        )
+    with exposed(Pipeline.find(pipeline), workspace.absolute()) as own:
+        yield Exposed((*own.training, *named.training), (*own.evaluation, *named.evaluation), own.unread)
 
 
 def _require(sets: Exposed, most: float | None) -> None:

@@ -11,6 +11,7 @@ VERBS = (
     Registration("statistics", "Lengths, turns and duplicates of rows", f"{_HERE}.statistics:statistics"),
     Registration("validate", "Find everything that is wrong or odd with rows", f"{_HERE}.validate:validate"),
     Registration("convert", "Turn rows into those of another format", f"{_HERE}.convert:convert"),
+    Registration("mix", "Take rows of several datasets in exact shares", f"{_HERE}.mix:mix"),
     Registration("split", "Split rows by their content", f"{_HERE}.split:split"),
     Registration("dedup", "Drop equal and nearly equal rows", f"{_HERE}.dedup:dedup"),
     Registration(

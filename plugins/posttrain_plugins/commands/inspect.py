@@ -37,45 +37,55 @@ _PAGES = (".html", ".htm")
 _ROWS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A model directory, the start of a digest, NODE, PIPELINE:NODE or NAME@ALIAS.",
+    ),
+]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--row", metavar="N|N-M", help="A row to show, or several, from 1; may be repeated."),
+]
+TrainerName = Annotated[
+    str | None,
+    typer.Option(help="Whose view of the rows; unset: the first trainer that takes their format."),
+]
+MaxLength = Annotated[int | None, typer.Option(help="As the trainer's option; unset: the model's.")]
+Truncation = Annotated[str | None, typer.Option(help="As the trainer's option.")]
+Others = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="NAME=VALUE", help="Another option of the trainer; may be repeated."),
+]
+Tokens = Annotated[bool, typer.Option("--tokens", help="Show where tokens end.")]
+Page = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page instead of printing.")
+]
+First = Annotated[
+    int | None, typer.Option("--first", min=1, help="Look at this many rows only, the first ones.")
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE", help="Another chat template than the model's: of the library, or a file."
+    ),
+]
+
+
 def inspect(
     data: Data,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            help="A model directory, the start of a digest, NODE, PIPELINE:NODE or NAME@ALIAS.",
-        ),
-    ],
-    row: Annotated[
-        list[str] | None,
-        typer.Option("--row", metavar="N|N-M", help="A row to show, or several, from 1; may be repeated."),
-    ] = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(help="Whose view of the rows; unset: the first trainer that takes their format."),
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="As the trainer's option; unset: the model's.")
-    ] = None,
-    truncation: Annotated[str | None, typer.Option(help="As the trainer's option.")] = None,
-    with_: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="NAME=VALUE", help="Another option of the trainer; may be repeated."),
-    ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show where tokens end.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page instead of printing.")
-    ] = None,
-    first: Annotated[
-        int | None, typer.Option("--first", min=1, help="Look at this many rows only, the first ones.")
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="Another chat template than the model's: of the library, or a file."
-        ),
-    ] = None,
+    model: ModelName,
+    row: Rows = None,
+    trainer: TrainerName = None,
+    max_length: MaxLength = None,
+    truncation: Truncation = None,
+    with_: Others = None,
+    tokens: Tokens = False,
+    html: Page = None,
+    first: First = None,
+    template: Template = None,
     format: FormatName = None,
     columns: Columns = None,
     files: PluginFiles = None,
@@ -90,16 +100,16 @@ def inspect(
     from posttrain_plugins.inspection.models import open_model
 
     _require_page(html, overwrite)
-    given = {"max_length": max_length, "truncation": truncation}
+    given, store = {"max_length": max_length, "truncation": truncation}, workspace.absolute()
     chosen = {name: value for name, value in given.items() if value is not None} | _options(with_ or [])
     wanted = _wanted(row or [], _FEW if html is None else _MANY)
     with reserved(as_json):
-        opened = open_model(model, workspace.absolute(), template)
-        tokenized = tokenized_dataset(data, workspace.absolute())
+        opened = open_model(model, store, template)
+        tokenized = tokenized_dataset(data, store)
         if tokenized is not None:
             looked = look_at_tokens(tokenized, data, opened, trainer, chosen, wanted, files or ())
         else:
-            rows = dataset(data, workspace.absolute(), format, columns=columns, files=files)
+            rows = dataset(data, store, format, columns=columns, files=files)
             trouble = not row and html is not None
             looked = look(
                 rows, opened, trainer, chosen, wanted=wanted, trouble=trouble, first=first, files=files or ()
@@ -107,6 +117,11 @@ def inspect(
         _require_shown(row or [], wanted, looked)
         if html is not None:
             _write(html, looked)
+    _tell(looked, html, tokens, as_json)
+
+
+def _tell(looked: Inspection, html: Path | None, tokens: bool, as_json: bool) -> None:
+    """Print an inspection, or where it was written."""
     if as_json:
         print_json(looked.as_dict())
     elif html is not None:

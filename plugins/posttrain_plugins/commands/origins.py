@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.artifacts.kinds import POLICY, Kind
 from posttrain.artifacts.manifest import CONTENT
 from posttrain.errors import DataError, StoreError
-from posttrain_plugins.inspection.finding import NAMES, find
+from posttrain_plugins.inspection.finding import NAMES, found
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MODELS = POLICY | {Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL}
@@ -19,9 +19,22 @@ DATASETS = frozenset({Kind.DATASET})
 LOADERS: Mapping[Collection[Kind], str] = {MODELS: "model.load", DATASETS: "data.load"}
 
 
-def stage(
+@dataclass(frozen=True)
+class Brought:
+    """What a name stands for.
+
+    Args:
+        stage: The stage that brings it in, as a pipeline file would hold it.
+        taken: What of the store was taken, and from which run, where the name left that open.
+    """
+
+    stage: dict[str, Any]
+    taken: str | None = None
+
+
+def brought(
     text: str, kinds: frozenset[Kind], workspace: Path, options: Mapping[str, Any], download: bool
-) -> dict[str, Any]:
+) -> Brought:
     """Return the stage that brings in what was named.
 
     Args:
@@ -38,16 +51,16 @@ def stage(
     path, loader = Path(text), LOADERS[kinds]
     if path.exists() and not (path / CONTENT).is_file():
         option = "gguf" if path.suffix == ".gguf" else "path"
-        return {"uses": loader, "with": {option: text, **options}}
+        return Brought({"uses": loader, "with": {option: text, **options}})
     if path.exists():
-        return _stored(text, path, options)
+        return Brought(_stored(text, path, options))
     if text.startswith((".", "/", "~")) or path.suffix in (".jsonl", ".json", ".csv", ".parquet", ".gguf"):
         raise DataError("there is no such file or directory", found=text, fix="check the path")
     if _HUB.fullmatch(text) or download:
         network = {"download": True} if download else {}
-        return {"uses": loader, "with": {"id": text, **network, **options}}
+        return Brought({"uses": loader, "with": {"id": text, **network, **options}})
     try:
-        return _stored(text, Path(os.path.relpath(find(text, workspace, kinds).path)), options)
+        meant = found(text, workspace, kinds)
     except StoreError as error:
         what = "model" if kinds is MODELS else "dataset"
         raise DataError(
@@ -57,10 +70,13 @@ def stage(
             expected=f"a path, a hub id as OWNER/NAME, {NAMES}",
             fix=error.fix,
         ) from error
+    origin = "" if meant.origin is None else f" of {meant.origin}"
+    taken = f"{text} is {meant.artifact.ref}{origin}"
+    return Brought(_stored(text, meant.artifact.path, options), taken)
 
 
 def _stored(text: str, directory: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     if options:
         given, fix = ", ".join(options), "leave these options out"
         raise StoreError("what is in the store is taken as it is", where=text, found=given, fix=fix)
-    return {"uses": "store.load", "with": {"path": str(directory)}}
+    return {"uses": "store.load", "with": {"path": str(directory.absolute())}}

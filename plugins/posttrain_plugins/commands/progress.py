@@ -36,6 +36,11 @@ class Watched:
         """Whether Arrow held the rows."""
         return self.inner.merged
 
+    @property
+    def textual(self) -> bool:
+        """Whether the file holds text alone."""
+        return self.inner.textual
+
     def entries(self) -> Iterator[Entry]:
         """Begin to read anew."""
         return counting(self.inner.entries()) if sys.stderr.isatty() else self.inner.entries()

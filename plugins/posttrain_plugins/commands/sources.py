@@ -15,7 +15,7 @@ from posttrain.artifacts.files import guarded
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import StageConfig
-from posttrain.errors import DataError, SpecError
+from posttrain.errors import DataError, PluginError, SpecError
 from posttrain_plugins.commands.progress import Watched
 from posttrain_plugins.commands.wording import spoken
 
@@ -131,6 +131,56 @@ def dataset(
     return replace(stored(artifact, text), origin=given.origin)
 
 
+def datasets(
+    texts: Iterable[str],
+    workspace: Path,
+    format: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    files: Sequence[Path] | None = None,
+) -> dict[str, Dataset]:
+    """Open several datasets, each of them once, by how they are named; a column is renamed in the files that have it.
+
+    Args:
+        texts: How they are named.
+        workspace: The `.posttrain` directory.
+        format: The format of the files' rows; None recognises a built-in one in each.
+        columns: Columns of files to rename, each as `OLD=NEW`.
+        files: Local plugin files that may hold the format.
+
+    Raises:
+        SpecError: A column to rename is malformed, or no file has it.
+        PosttrainError: As `dataset`.
+    """
+    names = renamed(columns or ())
+    given = {text: _columns(Path(text), names) for text in dict.fromkeys(texts)}
+    missing = [name for name in names if not any(name in own for own in given.values())]
+    if missing:
+        raise SpecError("no file has this column", where="--columns", found=missing[0],
+                        expected=f"a column of {' or '.join(given)}")  # fmt: skip
+    return {
+        text: dataset(
+            text,
+            workspace,
+            format if Path(text).exists() else None,
+            columns=[f"{old}={names[old]}" for old in own],
+            files=files,
+        )
+        for text, own in given.items()
+    }
+
+
+def _columns(path: Path, names: Iterable[str]) -> list[str]:
+    """Return which of some columns the first row of a file has; nothing of what is no file."""
+    wanted = list(names)
+    if not wanted or not path.exists():
+        return []
+    from posttrain_plugins.data.reading.files import open_file
+
+    first = next(iter(open_file(path).entries()))[1]
+    return [name for name in wanted if name in first]
+
+
 def renamed(texts: Iterable[str]) -> dict[str, str]:
     """Return new names of columns by their old ones.
 
@@ -159,8 +209,13 @@ def format_given(name: str | None, files: Sequence[Path]) -> Format | None:
         return None
     from posttrain.contracts.registration import Group
     from posttrain.registry.discovery import discover
+    from posttrain_plugins.data.formats import meant
 
-    form: Format = discover(files).make(Group.FORMAT, name)
+    try:
+        form: Format = discover(files).make(Group.FORMAT, name)
+    except PluginError as error:
+        error.fix = meant(name, tuple(BUILT_IN)) or error.fix
+        raise
     return form
 
 

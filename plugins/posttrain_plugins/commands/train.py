@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, say
+from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, remark, say, warn
 from posttrain.cli.running import Quiet, RunnerName, Tiny
 from posttrain.contracts.registration import Group
+from posttrain.contracts.stage import SourceMark
 from posttrain.errors import DataError, SpecError
+from posttrain.registry.components import marked
 from posttrain_plugins.commands.asked import TRAIN, Asked, stages_of, with_file
 from posttrain_plugins.commands.sources import Overwrite
 from posttrain_plugins.registrations.commands import DIRECT
 
 if TYPE_CHECKING:
     from posttrain.contracts.stage import Stage
+    from posttrain.pipeline import Pipeline
+    from posttrain.planning.plan import Plan
     from posttrain.registry.catalogue import Catalogue
 
 _PREFIX = "train."
@@ -73,7 +77,8 @@ Plugins = Annotated[
 Gpus = Annotated[int | None, typer.Option(min=0, help="GPUs that the training may use.")]
 Download = Annotated[bool, typer.Option("--download", help="Let hub ids be downloaded.")]
 Print = Annotated[
-    bool, typer.Option("--print", help="Print the pipeline as a file would hold it; run nothing.")
+    bool,
+    typer.Option("--print", help="Check the pipeline as `plan` does and print it as a file; run nothing."),
 ]
 Help = Annotated[bool, typer.Option("--help", help="Show all options, those of the trainer too.")]
 
@@ -143,16 +148,21 @@ def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> Non
     from posttrain.cli.running import perform
     from posttrain.pipeline import Pipeline, Selection
 
-    stages = stages_of(asked, trainer, catalogue, how.workspace)
+    stages, taken = stages_of(asked, trainer, catalogue, how.workspace)
+    remark(taken)
+    pipeline, selection = (
+        Pipeline(stages, name=_name(trainer), plugins=asked.plugins),
+        Selection(tiny=how.tiny),
+    )
     if how.show:
-        _print(stages, asked, trainer)
+        _print(stages, asked, pipeline, pipeline.plan(how.workspace, selection))
         return
     _require_free(asked.output_dir, how.overwrite)
     try:
         made = perform(
-            Pipeline(stages, name=_name(trainer), plugins=asked.plugins),
+            pipeline,
             how.workspace,
-            Selection(tiny=how.tiny),
+            selection,
             runner=how.runner,
             quiet=how.quiet,
             as_json=how.as_json,
@@ -160,8 +170,8 @@ def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> Non
     except typer.Exit:
         if asked.output_dir is not None and not how.as_json:
             say(
-                f"nothing was copied to {asked.output_dir}: the same command again goes on from the last checkpoint "
-                "and copies the model, which `posttrain resume` does not"
+                f"nothing was copied to {asked.output_dir}: the same command again, with what went wrong mended, goes "
+                "on from the last checkpoint and copies the model, which `posttrain resume` does not"
             )
         raise
     if asked.output_dir is not None:
@@ -198,11 +208,25 @@ def _name(trainer: str) -> str:
     return trainer.rpartition("/")[2].removeprefix(_PREFIX)
 
 
-def _print(stages: Mapping[str, Any], asked: Asked, trainer: str) -> None:
-    from posttrain_plugins.commands.spelling import spelled
+def _print(stages: Mapping[str, Any], asked: Asked, pipeline: Pipeline, planned: Plan) -> None:
+    """Print the pipeline with local paths that lead to the same files from anywhere.
 
-    plugins = {"plugins": list(asked.plugins)} if asked.plugins else {}
-    say(spelled({"name": _name(trainer), **plugins, "stages": stages}).rstrip())
+    Raises:
+        PosttrainError: It is refused.
+    """
+    from posttrain.pipeline import require_allowed
+    from posttrain_plugins.commands.spelling import anchored, spelled
+
+    warn(planned.warnings)
+    require_allowed(planned)
+    shown = dict(stages)
+    for node in planned.graph.nodes.values():
+        sources = {str(value) for _, value in marked(node.config, SourceMark)}
+        stage = shown[node.stage]
+        if "with" in stage:
+            shown[node.stage] = {**stage, "with": anchored(stage["with"], pipeline.base, sources)}
+    plugins = {"plugins": [str(file) for file in pipeline.plugin_files]} if asked.plugins else {}
+    say(spelled({"name": pipeline.name, **plugins, "stages": shown}).rstrip())
 
 
 def _require_free(directory: Path | None, overwrite: bool) -> None:

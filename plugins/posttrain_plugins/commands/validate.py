@@ -40,6 +40,10 @@ def validate(
         list[str] | None,
         typer.Option("--ignore", metavar="CHECK", help="Leave a check out; may be repeated."),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="COLUMN", help="The rows' weights; a column `weight` if there."),
+    ] = None,
     max_characters: Annotated[int, typer.Option(help="Characters of a row that is not too long.")] = 200_000,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings make the exit code 1 too.")] = False,
     output: Annotated[
@@ -55,6 +59,7 @@ def validate(
     given = {
         "ignore": tuple(ignore or ()),
         "max_characters": max_characters,
+        "weight_column": weights,
         "refuse": "warning" if strict else "error",
     }
     config = options(ValidateConfig, given, "posttrain data validate")

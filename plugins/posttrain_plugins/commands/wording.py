@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from posttrain.errors import PosttrainError
+from posttrain_plugins.commands.spelling import flow
 
 _FORMAT = re.compile(r"`format: ([\w/.-]+)`")
 _COLUMNS = re.compile(r"`columns: \{([^}`]*)\}`")
+_OPTION = re.compile(r"`(\w+: [^`]+)`")
+_SPECIAL = re.compile(r"[\s{}\[\]*?$&;|<>()#'\"]")
 
 
 def worded(text: str) -> str:
@@ -27,6 +31,34 @@ def spoken() -> Iterator[None]:
         error.found = None if error.found is None else worded(error.found)
         error.fix = None if error.fix is None else worded(error.fix)
         raise
+
+
+def flagged(text: str) -> str:
+    """Return a text whose options in backticks, such as `lora: {r: 16}`, are written as `--lora.r 16`."""
+    return _OPTION.sub(lambda match: f"`{' '.join(_flags(match[1]))}`", text)
+
+
+def _flags(option: str) -> Iterator[str]:
+    from posttrain.planning.source import read
+
+    for name, value in read(option, "an option").data.items():
+        yield from _spelled(str(name), value)
+
+
+def _spelled(name: str, value: Any) -> Iterator[str]:
+    """Yield an option and its value as words of a command line; a component's name stands before its options."""
+    if value is True:
+        yield f"--{name}"
+    elif not isinstance(value, Mapping) or not value:
+        values = value if isinstance(value, list) else [value]
+        yield " ".join([f"--{name}", *(_quoted(flow(each)) for each in values)])
+    else:
+        for key, inner in value.items():
+            yield from _spelled(name if key == "name" else f"{name}.{key}", inner)
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if _SPECIAL.search(word) else word
 
 
 def _renamed(match: re.Match[str]) -> str:

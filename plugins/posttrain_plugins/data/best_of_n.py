@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -15,10 +15,11 @@ from pydantic import Field
 
 from posttrain.artifacts.kinds import POLICY, DatasetFacts, Kind
 from posttrain.artifacts.manifest import digest_of
-from posttrain.contracts.component import Choice, Component, Uses
+from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.registration import Group
-from posttrain.contracts.reward import Sample
+from posttrain.contracts.reward import Sample, Scorer
 from posttrain.contracts.stage import (
+    Finding,
     Inputs,
     Outcome,
     Port,
@@ -28,10 +29,12 @@ from posttrain.contracts.stage import (
     StageContext,
     VolatileMark,
 )
-from posttrain.errors import DataError, Interrupted, StageError
+from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import as_messages
 from posttrain_plugins.data.rows import read_rows, write_rows
 from posttrain_plugins.data.tasks import FORMATS, Task, tasks_of
+from posttrain_plugins.rewards.judging import JUDGE, judge_findings, opened
+from posttrain_plugins.stopping import pauses
 
 if TYPE_CHECKING:
     from posttrain_plugins.models.policy import Policy
@@ -87,6 +90,7 @@ class BestOfN(Stage):
     inputs = (
         Port("model", POLICY),
         Port("prompts", frozenset({Kind.DATASET}), formats=FORMATS),
+        JUDGE,
     )
     target = "posttrain_plugins.data.best_of_n:run"
     preload = ("torch", "transformers")
@@ -113,6 +117,10 @@ class BestOfN(Stage):
         )
         return {"pairs": Prediction(Kind.DATASET, facts)}
 
+    def check(self, config: BestOfNConfig, inputs: Inputs) -> Iterable[Finding]:
+        """Report a reward whose model is not connected, or is another than it judges with."""
+        return judge_findings(config.reward, inputs)
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -136,7 +144,7 @@ def run(context: StageContext) -> Outcome:
     config: BestOfNConfig = context.config
     model, prompts = context.input("model"), context.input("prompts")
     tasks = tasks_of(read_rows(prompts), prompts.facts.format, config.limit, config.seed)
-    scored = _score(_samples(context, tasks), tasks, context.component(config.reward, Group.REWARD))
+    scored = _score(_samples(context, tasks), tasks, opened(context, config.reward))
     rows: list[dict[str, Any]] = []
     reasons: Counter[str] = Counter()
     for task, completions in zip(tasks, scored, strict=True):
@@ -188,13 +196,6 @@ def _samples(context: StageContext, tasks: Sequence[Task]) -> list[list[tuple[st
     config: BestOfNConfig = context.config
     policy: Policy = open_policy(context.input("model"), context, device=usable_device())
 
-    def report(done: int, total: int) -> None:
-        context.progress(done, total, "prompts")
-        if context.stopping:
-            raise Interrupted(
-                "the sampling was stopped", fix="`posttrain resume` samples again from the start"
-            )
-
     generations = generate(
         policy,
         [policy.encoder.encode_prompt(task.prompt, task.tools, task.arguments) for task in tasks],
@@ -204,13 +205,13 @@ def _samples(context: StageContext, tasks: Sequence[Task]) -> list[list[tuple[st
         samples=config.n,
         seed=config.seed,
         batch_tokens=config.batch_tokens,
-        progress=report,
+        progress=pauses(context, "prompts", "sampling"),
     )
     return [[(policy.encoder.decode(one.tokens), one) for one in group] for group in generations]
 
 
 def _score(
-    samples: Sequence[Sequence[tuple[str, Generation]]], tasks: Sequence[Task], component: Component
+    samples: Sequence[Sequence[tuple[str, Generation]]], tasks: Sequence[Task], scorer: Scorer
 ) -> list[list[Scored]]:
     """Score every distinct completion once; a text that ended by itself in any sample counts as finished."""
     distinct: list[dict[str, tuple[int, bool]]] = []
@@ -225,31 +226,11 @@ def _score(
         for task, found in zip(tasks, distinct, strict=True)
         for text, (_, finished) in found.items()
     ]
-    rewards = iter(_rewards(component, asked))
+    rewards = iter(scorer(asked))
     return [
         [Scored(text, next(rewards), count, finished) for text, (count, finished) in found.items()]
         for found in distinct
     ]
-
-
-def _rewards(component: Component, samples: Sequence[Sample]) -> list[float | None]:
-    """Call the reward and refuse an answer that is not one finite number or None for each sample."""
-    found = list(component.plugin(samples, component.config))
-    if len(found) != len(samples):
-        raise StageError(
-            "the reward did not return one score for each sample",
-            where=f"reward {component.name}",
-            found=f"{len(found)} scores",
-            expected=f"{len(samples)}",
-        )
-    for score in found:
-        if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
-            raise StageError(
-                "a reward must be a finite number, or None to abstain",
-                where=f"reward {component.name}",
-                found=repr(score),
-            )
-    return [None if score is None else float(score) for score in found]
 
 
 def _row(task: Task, chosen: Scored, rejected: Scored) -> dict[str, Any]:

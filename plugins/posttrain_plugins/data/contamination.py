@@ -30,6 +30,7 @@ from posttrain_plugins.data.reports import write_report
 from posttrain_plugins.data.rows import stream_rows
 from posttrain_plugins.data.similarity.exposure import Exposure, RowSet, exposures
 from posttrain_plugins.data.similarity.overlap import Measure
+from posttrain_plugins.stopping import pauses
 
 HITS = "hits.jsonl"
 
@@ -131,9 +132,8 @@ def run(context: StageContext) -> Outcome:
     training = [_rows(artifact) for artifact in _distinct(context.inputs["train"])]
     evaluation = [_rows(artifact) for artifact in _distinct(context.inputs["evaluation"])]
     total = sum(artifact.facts.rows or 0 for artifact in _distinct(context.inputs["train"]))
-    found = exposures(
-        training, evaluation, config.measure(), lambda done: context.progress(done, total, "rows")
-    )
+    pause = pauses(context, "rows", "the comparison")
+    found = exposures(training, evaluation, config.measure(), lambda done: pause(done, total))
     figures = named_figures(found)
     write_report(context.output("report"), report_of(found, config), HITS, hits_of(found))
     context.describe("report", Kind.REPORT, ReportFacts(report="contamination", figures=figures))

@@ -81,6 +81,22 @@ def content_text(message: Mapping[str, Any]) -> str:
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
 
 
+def empty_answer(turns: Turns | None) -> int | None:
+    """Return the number of the first assistant turn that says and calls nothing, from 1; None without one."""
+    answers = () if turns is None or isinstance(turns, str) else turns
+    said = [message for message in answers if message["role"] == "assistant"]
+    empty = (number for number, each in enumerate(said, 1)
+             if not content_text(each).strip() and not any(each.get(key) for key in INSTEAD_OF_CONTENT))  # fmt: skip
+    return next(empty, None)
+
+
+def answers_nothing(turns: Turns | None) -> bool:
+    """Whether an empty answer is learned: those of weight 0 are not."""
+    if turns is None or isinstance(turns, str):
+        return False
+    return empty_answer([message for message in turns if message.get("weight") != 0]) is not None
+
+
 def message_problem(message: Any) -> str | None:
     """Say what keeps a value from being a chat message, or return None."""
     if not isinstance(message, Mapping):

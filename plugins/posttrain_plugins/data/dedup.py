@@ -30,6 +30,7 @@ from posttrain_plugins.data.reports import write_report
 from posttrain_plugins.data.rows import stream_rows
 from posttrain_plugins.data.similarity.duplicates import LIBRARY, Bands, Copy, Rule, find_copies
 from posttrain_plugins.data.similarity.shingles import content_of
+from posttrain_plugins.stopping import pauses
 
 CLUSTERS = "clusters.jsonl"
 
@@ -222,13 +223,13 @@ def cluster_lines(clusters: Sequence[Cluster]) -> Iterator[dict[str, Any]]:
 def run(context: StageContext) -> Outcome:
     """Write the rows that are left and the report."""
     config: DedupConfig = context.config
-    data = context.input("data")
+    data, pause = context.input("data"), pauses(context, "rows", "looking for copies")
     total = data.facts.rows
     found = find(
         lambda: stream_rows(data),
         data.facts.format,
         config,
-        lambda done: context.progress(done, total, "rows"),
+        lambda done: pause(done, total),
     )
     facts = write_derived(context.output("data"), found.kept(stream_rows(data)), data)
     context.describe("data", Kind.DATASET, facts)

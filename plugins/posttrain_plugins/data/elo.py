@@ -24,7 +24,7 @@ from posttrain.contracts.stage import (
     StageContext,
 )
 from posttrain.errors import DataError
-from posttrain_plugins.data.formats.scored import number_problem
+from posttrain_plugins.data.formats.values import weight_problem
 from posttrain_plugins.data.ratings import ratings
 from posttrain_plugins.data.rows import stream_rows, write_rows
 from posttrain_plugins.handoffs.lineage import certainty
@@ -146,13 +146,12 @@ def contests(rows: Iterable[Row], config: EloConfig) -> Iterator[Contest]:
 def _wins(row: Row, column: str | None, number: int) -> float:
     if column is None:
         return 1.0
-    value = row.get(column)
-    if number_problem(value) is None and value is not None and value >= 0:
-        return float(value)
+    if weight_problem(row, column) is None:
+        return float(row[column])
     raise DataError(
         f"the column `{column}` says how often the chosen answer has won",
         where=f"row {number}",
-        found=repr(value),
+        found=repr(row.get(column)),
         expected="a finite number of at least 0",
     )
 

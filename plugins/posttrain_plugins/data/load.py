@@ -28,7 +28,7 @@ from posttrain.contracts.stage import (
     StageContext,
     VolatileMark,
 )
-from posttrain.errors import DataError, Interrupted
+from posttrain.errors import DataError
 from posttrain_plugins import hub
 from posttrain_plugins.data.formats import BUILT_IN, FORMATS, format_of
 from posttrain_plugins.data.judging.cleaning import Cleaned, ImagesLeft, clean
@@ -42,6 +42,7 @@ from posttrain_plugins.data.splits import (
     split_names,
     split_ports,
 )
+from posttrain_plugins.stopping import pauses
 
 if TYPE_CHECKING:
     from posttrain_plugins.data.images.gallery import Gallery
@@ -188,6 +189,7 @@ def _write(
 
     names = split_names(config.split)
     counts = dict.fromkeys(names, 0)
+    pause = pauses(context, "rows", "the loading")
     images: dict[str, set[str]] = {name: set() for name in names}
     with ExitStack() as stack:
         writers = {
@@ -201,18 +203,12 @@ def _write(
             if cleaned.images:
                 images[name].update(row.get("images") or ())
             if number % _REPORTED_EVERY == 0:
-                context.progress(number, None, "rows")
-                _stop_if_asked(context)
+                pause(number, None)
     for name, writer in writers.items():
         if counts[name]:
             copy_images(images[name], context.work, context.output(name))
             context.describe(name, Kind.DATASET, writer.facts())
     return counts
-
-
-def _stop_if_asked(context: StageContext) -> None:
-    if context.stopping:
-        raise Interrupted("the loading was stopped", fix="`posttrain resume` loads again from the start")
 
 
 def _source(config: LoadConfig) -> Readable:

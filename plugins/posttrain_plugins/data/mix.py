@@ -149,25 +149,55 @@ def mixed(counts: Sequence[int], seed: int, identities: Sequence[Sequence[bytes]
     return order
 
 
+def require_alike(config: MixConfig, formats: Sequence[str | None]) -> None:
+    """Refuse datasets of different formats, and weights or names that are not one for each.
+
+    Raises:
+        DataError: They do not go together.
+    """
+    _require(_count_problem(config, len(formats)))
+    _require(_format_problem(_used(config, formats)))
+
+
+def chosen(
+    config: MixConfig, files: Sequence[RowFile], names: Sequence[str]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return how many rows each dataset gives, and which in which order, as `mixed`.
+
+    Raises:
+        DataError: A dataset is empty, or has too few rows.
+    """
+    for name, file in zip(names, files, strict=True):
+        _require(None if len(file) else f"dataset {name} is empty")
+    counts = counts_of([len(file) for file in files], config.weights, _stop(config), config.repeat)
+    return counts, mixed(counts, config.seed, [file.hashes for file in files])
+
+
 def run(context: StageContext) -> Outcome:
     """Choose, shuffle and write rows."""
     config: MixConfig = context.config
     sources = context.inputs["data"]
-    _require(_count_problem(config, len(sources)))
-    _require(_format_problem([each.facts.format for each in _used(config, sources)]))
-    names = config.names or tuple(str(number) for number in range(1, len(sources) + 1))
+    require_alike(config, [each.facts.format for each in sources])
+    names = config.names or numbered(len(sources))
     with ExitStack() as stack:
         files = [stack.enter_context(closing(RowFile(each.path))) for each in sources]
-        for name, file in zip(names, files, strict=True):
-            _require(None if len(file) else f"dataset {name} is empty")
-        counts = counts_of([len(file) for file in files], config.weights, _stop(config), config.repeat)
-        order = mixed(counts, config.seed, [file.hashes for file in files])
+        counts, order = chosen(config, files, names)
         facts = _write(context, config, files, order, names)
     context.describe("data", Kind.DATASET, facts)
     _note_kinds(context, _used(config, sources))
     figures = {f"rows.{name}": float(count) for name, count in zip(names, counts, strict=True)}
+    return Outcome(figures={"rows": float(len(order)), **figures}, summary=told(counts, names))
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Return the names of datasets that have none."""
+    return tuple(map(str, range(1, count + 1)))
+
+
+def told(counts: Sequence[int], names: Sequence[str]) -> str:
+    """Return one line for people."""
     shown = ", ".join(f"{count} of {name}" for name, count in zip(names, counts, strict=True))
-    return Outcome(figures={"rows": float(len(order)), **figures}, summary=f"{len(order)} rows: {shown}")
+    return f"{sum(counts)} rows: {shown}"
 
 
 def _write(
@@ -180,20 +210,27 @@ def _write(
     sources, output = context.inputs["data"], context.output("data")
     used = [each.facts for each in _used(config, sources)]
     images: dict[int, set[str]] = {place: set() for place in range(len(files))}
-    rows = _rows(files, order, config.source_column, names, images)
+    rows = _noting(mixture(files, order, config.source_column, names), order, images)
     facts = write_rows(output, rows, str(used[0].format), _same([each.policy for each in used]))
     for place, wanted in images.items():
         copy_images(wanted, sources[place].path, output)
     return facts
 
 
-def _rows(
-    files: Sequence[RowFile],
-    order: Sequence[tuple[int, int]],
-    column: str | None,
-    names: Sequence[str],
-    images: Mapping[int, set[str]],
+def mixture(
+    files: Sequence[RowFile], order: Sequence[tuple[int, int]], column: str | None, names: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
+    """Yield rows in their order.
+
+    Args:
+        files: The datasets.
+        order: (dataset, row) pairs.
+        column: Says of which dataset a row is; None for no such column.
+        names: What the datasets are called there.
+
+    Raises:
+        DataError: Rows have that column already.
+    """
     for source, index in order:
         row = files[source][index]
         if column is not None:
@@ -203,6 +240,14 @@ def _rows(
                     fix="choose another name for `source_column`",
                 )
             row[column] = names[source]
+        yield row
+
+
+def _noting(
+    rows: Iterable[dict[str, Any]], order: Sequence[tuple[int, int]], images: Mapping[int, set[str]]
+) -> Iterator[dict[str, Any]]:
+    """Note the images of rows by the dataset that has them."""
+    for row, (source, _) in zip(rows, order, strict=True):
         images[source].update(row.get("images") or ())
         yield row
 

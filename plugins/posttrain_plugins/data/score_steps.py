@@ -21,11 +21,12 @@ from posttrain.contracts.stage import (
     StageContext,
     VolatileMark,
 )
-from posttrain.errors import DataError, Interrupted
+from posttrain.errors import DataError
 from posttrain_plugins.data.rows import read_rows, write_rows
 from posttrain_plugins.handoffs.lineage import certainty
 from posttrain_plugins.rewards.aggregation import Aggregation
 from posttrain_plugins.rewards.steps import Style
+from posttrain_plugins.stopping import pauses
 
 if TYPE_CHECKING:
     from posttrain_plugins.rewards.process import ProcessScorer, StepScores
@@ -156,12 +157,8 @@ def run(context: StageContext) -> Outcome:
 def _scores(
     context: StageContext, scorer: ProcessScorer, asked: Sequence[_Answer]
 ) -> list[StepScores | None]:
-    def pause(done: int) -> None:
-        context.progress(done, len(asked), "answers")
-        if context.stopping:
-            raise Interrupted("the scoring was stopped", fix="`posttrain resume` scores again from the start")
-
-    found = scorer.score([answer.steps for answer in asked], pause)
+    pause = pauses(context, "answers", "scoring")
+    found = scorer.score([answer.steps for answer in asked], lambda done: pause(done, len(asked)))
     for text in scorer.account.remarks.counts:
         context.note(f"{scorer.account.remarks.counts[text]} row(s): {text}", Level.WARNING)
     return found

@@ -19,6 +19,7 @@ from posttrain.contracts.stage import (
 from posttrain.contracts.trainer import Supervise
 from posttrain_plugins.data.tokens.token_rows import COLUMNS, FORMATS
 from posttrain_plugins.handoffs.lineage import certainty
+from posttrain_plugins.preparation.weights import column_problem
 from posttrain_plugins.training.options import Truncation
 
 MADE: Mapping[str, str] = {
@@ -75,16 +76,16 @@ class Tokenize(Stage):
         return {"data": Prediction(Kind.DATASET, token_facts(config, data, model))}
 
     def check(self, config: TokenizeConfig, inputs: Inputs) -> Iterable[Finding]:
-        """Report a length that the model cannot take, and a column that is missing."""
+        """Report a length that the model cannot take, and weights that are missing or none."""
         data, model = inputs["data"][0], inputs["model"][0]
-        context, columns = model.facts.context, data.facts.columns
+        context = model.facts.context
         if config.max_length is not None and context is not None and config.max_length > context:
             message = f"max_length is {config.max_length}, but the model takes {context} tokens"
             fix = f"set max_length to {context} or less, or leave it out"
             yield Finding("data", Level.ERROR, certainty(model), message, port="model", fix=fix)
-        if config.weight_column is not None and columns is not None and config.weight_column not in columns:
-            message = f"not every row has the weight column `{config.weight_column}`"
-            fix = f"name one of {', '.join(columns)}, or leave weight_column out"
+        problem = column_problem(data, config.weight_column)
+        if problem is not None:
+            message, fix = problem
             yield Finding("data", Level.ERROR, certainty(data), message, port="data", fix=fix)
 
 

@@ -21,10 +21,11 @@ from posttrain.contracts.stage import (
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import FORMATS, format_of
 from posttrain_plugins.data.formats.values import counted
-from posttrain_plugins.data.judging.checks import CHECKS, Check, longer_than
+from posttrain_plugins.data.judging.checks import CHECKS, Check, longer_than, weights_in
 from posttrain_plugins.data.judging.validation import Report, inspect
 from posttrain_plugins.data.reports import write_report
 from posttrain_plugins.data.rows import stream_rows
+from posttrain_plugins.stopping import pauses
 
 PROBLEMS = "problems.jsonl"
 REPORT = "validation"
@@ -36,6 +37,11 @@ class ValidateConfig(StageConfig):
     max_characters: PositiveInt = Field(
         default=200_000, description="characters of a row that is not too long"
     )
+    weight_column: str | None = Field(
+        default=None,
+        description="the column with the rows' weights, as a trainer's `weight_column`; unset, numbers in a column "
+        "`weight` are looked at",
+    )
     ignore: tuple[str, ...] = Field(
         default=(), description="checks to leave out, such as `edge-space`; the report names them"
     )
@@ -46,13 +52,14 @@ class ValidateConfig(StageConfig):
     @field_validator("ignore")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = sorted(set(value) - {*CHECKS, TOO_LONG})
+        known = (*CHECKS, TOO_LONG, WEIGHTS)
+        unknown = sorted(set(value) - set(known))
         if unknown:
-            raise ValueError(f"there is no check {unknown[0]!r}; there are {', '.join((*CHECKS, TOO_LONG))}")
+            raise ValueError(f"there is no check {unknown[0]!r}; there are {', '.join(known)}")
         return value
 
 
-TOO_LONG = "too-long"
+TOO_LONG, WEIGHTS = "too-long", "weights"
 _REFUSED: Mapping[str, tuple[Level, ...]] = {
     "error": (Level.ERROR,),
     "warning": (Level.ERROR, Level.WARNING),
@@ -79,7 +86,8 @@ class Validate(Stage):
 
 def checks_of(config: ValidateConfig) -> dict[str, Check]:
     """Return the checks that the options ask for."""
-    checks = {**CHECKS, TOO_LONG: longer_than(config.max_characters)}
+    asked = {TOO_LONG: longer_than(config.max_characters), WEIGHTS: weights_in(config.weight_column)}
+    checks = {**CHECKS, **asked}
     return {code: check for code, check in checks.items() if code not in config.ignore}
 
 
@@ -119,9 +127,10 @@ def run(context: StageContext) -> Outcome:
 
 
 def _told(context: StageContext, data: Any) -> Iterator[dict[str, Any]]:
+    pause = pauses(context, "rows", "the validation")
     for number, row in enumerate(stream_rows(data)):
         if number % 1000 == 0:
-            context.progress(number, data.facts.rows, "rows")
+            pause(number, data.facts.rows)
         yield row
 
 

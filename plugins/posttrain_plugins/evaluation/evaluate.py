@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from posttrain.artifacts.kinds import POLICY, Kind
-from posttrain.contracts.stage import (
-    Finding,
-    Input,
-    Inputs,
-    Level,
-    Port,
-    Prediction,
-    Stage,
-    StageConfig,
-    VolatileMark,
-)
+from posttrain.contracts.stage import Finding, Input, Inputs, Level, Port
 from posttrain_plugins.data.tasks import FORMATS
-from posttrain_plugins.evaluation.report import Metric, reported
+from posttrain_plugins.evaluation.report import Metric
+from posttrain_plugins.evaluation.reporting import ReportOptions, ReportStage
 from posttrain_plugins.handoffs.lineage import certainty
 
 DEFAULT_ANSWER = "answer"
 """The column that holds the answer of data in the format `prompt`, when none is named."""
 
 
-class EvaluateConfig(StageConfig):
+class EvaluateConfig(ReportOptions):
     """Options of `evaluate`."""
 
     metrics: tuple[Literal[Metric.EXACT_MATCH, Metric.PERPLEXITY], ...] = Field(
@@ -43,13 +34,6 @@ class EvaluateConfig(StageConfig):
         "`prompt`",
     )
     max_new_tokens: int = Field(default=128, ge=1, description="longest generated answer")
-    limit: int | None = Field(
-        default=None, ge=1, description="evaluate this many rows, chosen by their content"
-    )
-    seed: int = Field(default=0, ge=0, description="which rows `limit` chooses")
-    batch_tokens: Annotated[int, VolatileMark()] = Field(
-        default=16384, ge=1, description="tokens in one batch, padding included; bounds the memory"
-    )
 
     @model_validator(mode="after")
     def _metrics_differ(self) -> Self:
@@ -62,7 +46,7 @@ class EvaluateConfig(StageConfig):
         return DEFAULT_ANSWER if self.answer_column is None and format == "prompt" else self.answer_column
 
 
-class Evaluate(Stage):
+class Evaluate(ReportStage):
     """Evaluates policies on a dataset that none of them may have been trained on."""
 
     config = EvaluateConfig
@@ -71,16 +55,7 @@ class Evaluate(Stage):
         Port("data", frozenset({Kind.DATASET}), formats=FORMATS),
     )
     target = "posttrain_plugins.evaluation.measure:run"
-    preload = ("torch", "transformers")
     tiny: ClassVar[Mapping[str, Any]] = {"limit": 16, "max_new_tokens": 16}
-
-    def outputs(self, config: EvaluateConfig) -> tuple[Port, ...]:
-        """Return the report."""
-        return (Port("report", frozenset({Kind.REPORT})),)
-
-    def predict(self, config: EvaluateConfig, inputs: Inputs) -> Mapping[str, Prediction]:
-        """Predict whom the report will be about, where that is known."""
-        return {"report": Prediction(Kind.REPORT, reported(inputs.get("models", ())))}
 
     def check(self, config: EvaluateConfig, inputs: Inputs) -> Iterable[Finding]:
         """Report metrics that the data cannot give and answers that do not fit the models' context."""

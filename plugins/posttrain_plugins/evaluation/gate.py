@@ -24,6 +24,7 @@ from posttrain.contracts.stage import (
     StageContext,
     Verdict,
 )
+from posttrain_plugins.evaluation.deciding import undecided
 from posttrain_plugins.evaluation.report import Item, Metric, read_items
 from posttrain_plugins.evaluation.verdicts import (
     SIGN,
@@ -51,8 +52,8 @@ class GateConfig(StageConfig):
 
     metric: Metric = Field(
         default=Metric.EXACT_MATCH,
-        description="what is compared; the improvement in `exact_match`, in the `pair_accuracy` of reward models and "
-        "in the `step_accuracy` of process reward models is the difference of the shares; in "
+        description="what is compared; the improvement in `exact_match`, in the `pair_accuracy` and in "
+        "the `step_accuracy` of process reward models is the difference of the shares; in "
         "`perplexity`, where lower is better, the difference in nats per token (0.05 is about 5 % "
         "less perplexity)",
     )
@@ -158,7 +159,10 @@ def run(context: StageContext) -> Outcome:
     subjects = (best.digest,) if baseline is None else (best.digest, baseline.digest)
     facts = ReportFacts(report="verdict", figures=figures, subjects=subjects, verdict=WORDS[verdict])
     context.describe("verdict", Kind.REPORT, facts)
-    lines = [_sentence(own, model, baseline) for own, model in zip(judgements, candidates, strict=True)]
+    lines = [
+        "; ".join([_sentence(own, model, baseline), *undecided(own, demands)])
+        for own, model in zip(judgements, candidates, strict=True)
+    ]
     summary = lines[0] if len(lines) == 1 else f"{WORDS[verdict]}; " + "; ".join(lines)
     return Outcome(verdict, figures, summary=summary)
 

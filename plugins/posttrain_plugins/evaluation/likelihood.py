@@ -55,22 +55,45 @@ def completion_nll(
         StageError: The likelihood is not finite.
     """
     _require_room(policy, sequences)
-    model, found, done = policy.model, [(0.0, 0)] * len(sequences), 0
-    device = next(model.parameters()).device
     examples = [
         Example(row, (TokenSequence(each.tokens, each.supervised, "completion", images=each.images),))
         for row, each in enumerate(sequences)
     ]
-    layout = LAYOUTS["padded"]
+    found = log_probs(policy, examples, batch_tokens=batch_tokens, progress=progress, warn=warn)
+    return [(-found[row][0], example.sequences[0].predicted) for row, example in enumerate(examples)]
+
+
+def log_probs(
+    policy: Policy,
+    examples: Sequence[Example],
+    *,
+    batch_tokens: int,
+    progress: Callable[[int, int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> dict[int, list[float]]:
+    """Return Σ log p(token | prefix) over the supervised tokens of each sequence, in nats, by the examples' rows.
+
+    Args:
+        policy: The model with its encoder.
+        examples: What is scored; all sequences of an example lie in the same batch.
+        batch_tokens: As of `completion_nll`, for examples.
+        progress: Called with (examples done, examples in all) after each batch.
+        warn: As of `completion_nll`.
+
+    Raises:
+        StageError: The likelihood is not finite.
+    """
+    model, found = policy.model, {}
+    device, layout = next(model.parameters()).device, LAYOUTS["padded"]
     with evaluating(model):
         head = _head(model, examples, device, warn)
         for part in cut(examples, layout, budget_of(model, head, batch_tokens)):
             micro = layout.arrange(part, 0, device)
-            for example, total in zip(part, _totals(head(model, micro, Wanted()), micro), strict=True):
-                found[example.row] = (total, example.sequences[0].predicted)
-            done += len(part)
+            totals = iter(_totals(head(model, micro, Wanted()), micro))
+            for example in part:
+                found[example.row] = [next(totals) for _ in example.sequences]
             if progress is not None:
-                progress(done, len(sequences))
+                progress(len(found), len(examples))
     return found
 
 
@@ -78,7 +101,7 @@ def _head(
     model: Any, examples: Sequence[Example], device: torch.device, warn: Callable[[str], None] | None
 ) -> Head:
     """Choose how supervised positions get their log-probs, and say when it is not the fast way."""
-    rows = probe([example for example in examples if example.sequences[0].predicted])
+    rows = probe([example for example in examples if example.predicted])
     if not rows:
         return FullHead()
     head, told = choose_head(model, LAYOUTS["padded"].arrange(rows, 0, device), TOLERANCE[False])
@@ -88,13 +111,13 @@ def _head(
 
 
 def _totals(scores: TokenScores, micro: MicroBatch) -> list[float]:
-    """Return Σ −log p of the supervised tokens of each sequence, in nats, summed in float64."""
+    """Return Σ log p of the supervised tokens of each sequence, in nats, summed in float64."""
     logp = scores.logp.double()
-    totals = logp.new_zeros(len(micro.examples)).index_add_(0, micro.sequence, -logp)
+    totals = logp.new_zeros(len(micro.lengths)).index_add_(0, micro.sequence, logp)
     if not bool(totals.isfinite().all()):
         raise StageError(
             "the model's likelihood of a completion is not finite",
-            where="perplexity",
+            where=f"rows {', '.join(str(example.row + 1) for example in micro.examples[:3])} …",
             fix="look at the training that produced the model: its weights have probably diverged",
         )
     return [float(total) for total in totals]

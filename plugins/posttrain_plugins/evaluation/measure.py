@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.artifacts.kinds import Kind, ReportFacts
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import Level, Outcome, StageContext
-from posttrain.errors import DataError, Interrupted
+from posttrain.errors import DataError
 from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.data.tasks import Task, tasks_of
 from posttrain_plugins.evaluation.evaluate import EvaluateConfig
 from posttrain_plugins.evaluation.likelihood import completion_nll
-from posttrain_plugins.evaluation.report import (
-    Item,
-    Metric,
-    counts_of,
-    named_figures,
-    unanswered,
-    write_report,
-)
+from posttrain_plugins.evaluation.report import Item, Metric, counts_of, named_figures
+from posttrain_plugins.evaluation.reporting import Progress, items_of, put_out
 from posttrain_plugins.models.policy import Policy, open_policy, usable_device
 from posttrain_plugins.rollouts.generation import Generation, generate
 
@@ -37,22 +30,15 @@ def run(context: StageContext) -> Outcome:
     column = config.answer_from(data.facts.format)
     compared = tasks if Metric.EXACT_MATCH in config.metrics else []
     targets = [_target(task, column) for task in compared]
-    models = list({model.digest: model for model in context.inputs["models"]}.values())
-    items: list[Item] = []
-    for done, model in enumerate(models):
-        own = _evaluate(context, model, tasks, targets, (done, len(models)))
+
+    def judge(model: Artifact, progress: Sequence[Progress]) -> list[Item]:
+        own = _evaluate(context, model, tasks, targets, progress)
         _warn(context, model, own)
-        items.extend(own)
-    figures = write_report(context.output("report"), items, config.metrics, data.digest)
-    named = named_figures(figures)
-    facts = ReportFacts(
-        report="evaluation",
-        figures=named,
-        subjects=tuple(figures),
-        data=data.digest,
-        unanswered=unanswered(items),
+        return own
+
+    named = named_figures(
+        put_out(context, items_of(context, judge, "rows", len(config.metrics)), config.metrics)
     )
-    context.describe("report", Kind.REPORT, facts)
     shown = ", ".join(f"{name} {value:.4g}" for name, value in named.items())
     return Outcome(figures=named, summary=f"{shown}, n={len(tasks)}")
 
@@ -62,16 +48,15 @@ def _evaluate(
     model: Artifact,
     tasks: Sequence[Task],
     targets: Sequence[str],
-    turn: tuple[int, int],
+    progress: Sequence[Progress],
 ) -> list[Item]:
     """Return one model's items."""
     config: EvaluateConfig = context.config
     policy = open_policy(model, context, device=usable_device())
-    columns: list[list[dict[str, Any]]] = []
-    passes = [_PASSES[metric] for metric in config.metrics]
-    for number, measure in enumerate(passes):
-        offset, total = turn[0] * len(passes) + number, turn[1] * len(passes)
-        columns.append(measure(_Asked(context, policy, tasks, targets, _reporter(context, offset, total))))
+    columns = [
+        _PASSES[metric](_Asked(context, policy, tasks, targets, told))
+        for metric, told in zip(config.metrics, progress, strict=True)
+    ]
     return [
         Item(
             model=model.digest,
@@ -91,7 +76,7 @@ class _Asked:
     policy: Policy
     tasks: Sequence[Task]
     targets: Sequence[str]
-    progress: Callable[[int, int], None]
+    progress: Progress
 
     @property
     def config(self) -> EvaluateConfig:
@@ -166,19 +151,6 @@ def _target(task: Task, column: str | None) -> str:
             fix="fill the column, drop the row, or name another column with `answer_column`",
         )
     return str(task.row[column])
-
-
-def _reporter(context: StageContext, offset: int, passes: int) -> Callable[[int, int], None]:
-    """Return a callback that reports progress over all passes and stops when asked to."""
-
-    def report(done: int, total: int) -> None:
-        context.progress(offset * total + done, passes * total, "rows")
-        if context.stopping:
-            raise Interrupted(
-                "the evaluation was stopped", fix="`posttrain resume` evaluates again from the start"
-            )
-
-    return report
 
 
 def _warn(context: StageContext, model: Artifact, items: Sequence[Item]) -> None:

@@ -1,45 +1,44 @@
-"""The stage `evaluate.preferences`: how often reward models prefer the better answer, with intervals."""
+"""The stage `evaluate.preferences`: how often models prefer the better answer, with intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterable
 
 from pydantic import Field
 
-from posttrain.artifacts.kinds import Kind
-from posttrain.contracts.stage import Inputs, Port, Prediction, Stage, StageConfig, VolatileMark
-from posttrain_plugins.evaluation.report import reported
+from posttrain.artifacts.kinds import POLICY, Kind
+from posttrain.contracts.stage import Finding, Inputs, Level, Port
+from posttrain_plugins.evaluation.reporting import ReportOptions, ReportStage
+from posttrain_plugins.handoffs.lineage import certainty
 
 
-class PreferencesConfig(StageConfig):
+class PreferencesConfig(ReportOptions):
     """Options of `evaluate.preferences`."""
 
-    limit: int | None = Field(
-        default=None, ge=1, description="evaluate this many rows, chosen by their content"
-    )
-    seed: int = Field(default=0, ge=0, description="which rows `limit` chooses")
-    batch_tokens: Annotated[int, VolatileMark()] = Field(
-        default=16384, ge=1, description="tokens in one batch, padding included; bounds the memory"
+    length_normalized: bool = Field(
+        default=False,
+        description="compare the mean log-prob of the tokens of a policy's answers in place of the sum, which favours "
+        "short answers; reward models give one number for an answer",
     )
 
 
-class Preferences(Stage):
-    """Scores both answers of preference pairs with reward models; `gate` judges the report by `pair_accuracy`."""
+class Preferences(ReportStage):
+    """Scores both answers of preference pairs; `gate` judges the report by `pair_accuracy`.
+
+    A reward model prefers the answer with the larger reward, a policy the one that it is likelier to give.
+    """
 
     config = PreferencesConfig
     inputs = (
-        Port("models", frozenset({Kind.REWARD_MODEL}), many=True),
+        Port("models", POLICY | {Kind.REWARD_MODEL}, many=True),
         Port("data", frozenset({Kind.DATASET}), formats=frozenset({"preference"})),
     )
     target = "posttrain_plugins.evaluation.pairs:run"
-    preload = ("torch", "transformers")
-    tiny: ClassVar[Mapping[str, Any]] = {"limit": 16}
 
-    def outputs(self, config: PreferencesConfig) -> tuple[Port, ...]:
-        """Return the report."""
-        return (Port("report", frozenset({Kind.REPORT})),)
-
-    def predict(self, config: PreferencesConfig, inputs: Inputs) -> Mapping[str, Prediction]:
-        """Predict whom the report will be about, where that is known."""
-        return {"report": Prediction(Kind.REPORT, reported(inputs.get("models", ())))}
+    def check(self, config: PreferencesConfig, inputs: Inputs) -> Iterable[Finding]:
+        """Report an option that no model takes notice of."""
+        models = inputs.get("models", ())
+        if config.length_normalized and all(model.kind is Kind.REWARD_MODEL for model in models):
+            message = "length_normalized would be ignored: all models are reward models"
+            known = certainty(*models)
+            yield Finding("evaluate", Level.ERROR, known, message, port="models", fix="leave it out")

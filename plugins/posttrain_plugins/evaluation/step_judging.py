@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from posttrain.artifacts.kinds import Kind, ReportFacts
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import Level, Outcome, StageContext
-from posttrain.errors import DataError, Interrupted
+from posttrain.errors import DataError
 from posttrain_plugins.data.rows import prompt_hash, read_rows
 from posttrain_plugins.data.tasks import chosen_rows
-from posttrain_plugins.evaluation.report import Item, Metric, named_figures, write_report
+from posttrain_plugins.evaluation.report import Item, Metric, named_figures
+from posttrain_plugins.evaluation.reporting import Progress, items_of, put_out, shares_told
 from posttrain_plugins.evaluation.steps import StepsConfig
 from posttrain_plugins.models.policy import usable_device
 from posttrain_plugins.rewards.process import ProcessScorer, StepScores
@@ -24,25 +24,20 @@ Rows = Mapping[str, Mapping[str, Any]]
 def run(context: StageContext) -> Outcome:
     """Judge the steps with every model and write the report."""
     config: StepsConfig = context.config
-    data = context.input("data")
-    rows = chosen_rows(read_rows(data), config.limit, config.seed)
-    models = list({model.digest: model for model in context.inputs["models"]}.values())
-    items: list[Item] = []
-    for number, model in enumerate(models):
-        items += _items(context, model, rows, (number, len(models)))
-    figures = write_report(context.output("report"), items, (Metric.STEP_ACCURACY,), data.digest)
-    named = named_figures(figures)
-    facts = ReportFacts(report="evaluation", figures=named, subjects=tuple(figures), data=data.digest)
-    context.describe("report", Kind.REPORT, facts)
+    rows = chosen_rows(read_rows(context.input("data")), config.limit, config.seed)
+
+    def judge(model: Artifact, progress: Sequence[Progress]) -> list[Item]:
+        return _items(context, model, rows, progress[0])
+
+    items = items_of(context, judge, "answers")
+    figures = put_out(context, items, (Metric.STEP_ACCURACY,))
     own = next(iter(figures))
     majority = share_of_majority([item for item in items if item.model == own])
-    shown = ", ".join(
-        f"{value.value:.4g} [{value.low:.3g}, {value.high:.3g}] of {value.count} steps"
-        for each in figures.values()
-        for value in each.values()
+    told = f"{Metric.STEP_ACCURACY} {shares_told(figures, ' steps')}"
+    return Outcome(
+        figures={**named_figures(figures), "majority": majority},
+        summary=f"{told}; always the commoner label {majority:.4g}",
     )
-    summary = f"{Metric.STEP_ACCURACY} {shown}; always the commoner label {majority:.4g}"
-    return Outcome(figures={**named, "majority": majority}, summary=summary)
 
 
 def share_of_majority(items: Iterable[Item]) -> float:
@@ -52,7 +47,7 @@ def share_of_majority(items: Iterable[Item]) -> float:
     return max(good, steps - good) / steps
 
 
-def _items(context: StageContext, model: Artifact, rows: Rows, turn: tuple[int, int]) -> list[Item]:
+def _items(context: StageContext, model: Artifact, rows: Rows, progress: Progress) -> list[Item]:
     """Return what one model says of each answer."""
     config: StepsConfig = context.config
     scorer = ProcessScorer.open(
@@ -62,15 +57,7 @@ def _items(context: StageContext, model: Artifact, rows: Rows, turn: tuple[int, 
         batch_tokens=config.batch_tokens,
         device=usable_device(),
     )
-
-    def report(done: int) -> None:
-        context.progress(turn[0] * len(rows) + done, turn[1] * len(rows), "answers")
-        if context.stopping:
-            raise Interrupted(
-                "the evaluation was stopped", fix="`posttrain resume` evaluates again from the start"
-            )
-
-    found = scorer.score(list(rows.values()), report)
+    found = scorer.score(list(rows.values()), lambda done: progress(done, len(rows)))
     for text, count in scorer.account.remarks.counts.items():
         context.note(f"{count} row(s): {text}", Level.WARNING)
     return [

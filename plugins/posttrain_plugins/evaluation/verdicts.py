@@ -43,6 +43,7 @@ class Judgement:
         baseline: The baseline's value.
         comparison: The paired improvement over the baseline.
         verdicts: A verdict for each demand: `threshold`, `improvement`.
+        rows: How many rows it was judged on.
     """
 
     digest: str
@@ -50,6 +51,7 @@ class Judgement:
     baseline: Estimate | None = None
     comparison: Comparison | None = None
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    rows: int = 0
 
     @property
     def verdict(self) -> Verdict:
@@ -71,11 +73,11 @@ def judge(own: Sequence[Item], reference: Sequence[Item] | None, demands: Demand
     if demands.threshold is not None:
         verdicts["threshold"] = decide(value, demands.threshold, SIGN[demands.metric])
     if reference is None:
-        return Judgement(own[0].model, value, verdicts=verdicts)
+        return Judgement(own[0].model, value, verdicts=verdicts, rows=len(own))
     comparison = _COMPARE[demands.metric](_paired(own, reference), demands.confidence)
     verdicts["improvement"] = _improvement(comparison, demands)
     baseline = estimate(demands.metric, reference, demands.confidence)
-    return Judgement(own[0].model, value, baseline, comparison, verdicts)
+    return Judgement(own[0].model, value, baseline, comparison, verdicts, len(own))
 
 
 def decide(estimate: Estimate, demand: float, sign: int = 1) -> Verdict:

@@ -15,7 +15,7 @@ from posttrain_plugins.inspection.models import Model, model_view
 from posttrain_plugins.inspection.rows import Recorder, row_view
 from posttrain_plugins.inspection.statistics import Census, Sizes
 from posttrain_plugins.inspection.views import Inspection, Kept, Remark, RowView, Training
-from posttrain_plugins.preparation.accounts import Account, Groups
+from posttrain_plugins.preparation.accounts import Account, Groups, Refusals
 from posttrain_plugins.preparation.examples import CHUNK, Preparation
 
 Row = Mapping[str, Any]
@@ -182,25 +182,10 @@ def _see(
 def _examples(preparation: Preparation, rows: list[Row], first: int, account: Account) -> Iterator[Example]:
     """Yield what training takes of some rows. Rows that would stop it are counted as left out."""
     part = Account()
-    try:
-        examples = list(preparation.examples(rows, part, first))
-    except DataError as error:
-        if len(rows) == 1:
-            account.rows += 1
-            account.left_out.add(first, f"training stops: {_told(error, first)}")
-            return
-        half = len(rows) // 2
-        yield from _examples(preparation, rows[:half], first, account)
-        yield from _examples(preparation, rows[half:], first + half, account)
-        return
+    yield from preparation.examples(rows, part, first)
+    part.left_out.take(part.refused.groups, "training stops: {}".format)
+    part.refused = Refusals()
     account.take(part)
-    yield from examples
-
-
-def _told(error: DataError, index: int) -> str:
-    """Return an error without the row's number, so that rows with the same error are counted together."""
-    place = str(error.where or "").removeprefix(f"row {index + 1}").removeprefix(", ")
-    return f"{place}: {error.message}" if place else error.message
 
 
 def _said(form: Format, row: Row) -> Any:

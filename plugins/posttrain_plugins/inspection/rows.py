@@ -75,6 +75,7 @@ def _taken(preparation: Preparation, row: Row, index: int) -> tuple[Example | No
     account = Account()
     try:
         examples = list(preparation.examples([row], account, index))
+        account.refused.check(1)
     except DataError as error:
         return None, str(error)
     return (examples[0], None) if examples else (None, next(iter(account.dropped)))

@@ -70,4 +70,5 @@ def preparation(
         config.weight_column,
         trainer.supervise(config),
         directory,
+        lambda row: trainer.verdicts(row, format),
     )

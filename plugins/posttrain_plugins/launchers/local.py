@@ -23,12 +23,15 @@ import torch
 from posttrain.contracts.backend import Place
 from posttrain.contracts.stage import Level, StageContext
 from posttrain.errors import PosttrainError, StageError
+from posttrain.execution.environment import variables
 from posttrain_plugins.launchers.process import FOLDER, Follower, follow
 
 T = TypeVar("T")
 Work = Callable[[StageContext, Place], T]
 
 MEETING = "meeting"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that says which GPUs a process sees."""
 TRIAL = 10.0
 """Seconds that a forked process has to compute something small."""
 PATIENCE = 5.0
@@ -77,27 +80,19 @@ class Share:
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Keep to it in the block."""
-        before = torch.get_num_threads(), os.environ.get("CUDA_VISIBLE_DEVICES")
-        self.take()
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before[0])
-            if self.gpu is not None:
-                _set("CUDA_VISIBLE_DEVICES", before[1])
+        threads = torch.get_num_threads()
+        with variables({} if self.gpu is None else {VISIBLE: self.gpu}):
+            torch.set_num_threads(self.threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
 
     def take(self) -> None:
         """Keep to it from now on."""
         torch.set_num_threads(self.threads)
         if self.gpu is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+            os.environ[VISIBLE] = self.gpu
 
 
 def _shares(ranks: int) -> list[Share]:
@@ -122,7 +117,7 @@ def _shares(ranks: int) -> list[Share]:
 
 def _visible_gpus() -> list[str]:
     """Return the GPUs of this process without touching one, which would forbid to fork."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = os.environ.get(VISIBLE)
     if listed is not None:
         return [each.strip() for each in listed.split(",") if each.strip()]
     return [str(number) for number in range(torch.cuda.device_count())]

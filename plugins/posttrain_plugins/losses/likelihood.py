@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Pairs = PreferenceBatch | ThreeWayBatch
+LIKELIHOODS = frozenset({"logps/chosen", "logps/rejected"})
+"""The metrics that `likelihoods` returns."""
+TOLD = LIKELIHOODS | {"rewards/accuracy", "rewards/margin", "rewards/chosen", "rewards/rejected"}
+"""The metrics that `told` returns."""
 SMOOTHING = "assumed share of pairs whose preference is the wrong way round"
 
 

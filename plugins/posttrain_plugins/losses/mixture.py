@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from posttrain.contracts.component import Component, NoOptions
-from posttrain.contracts.loss import Loss, LossOutput, Need, Scope, State, Stats
+from posttrain.contracts.loss import REFERENCES, Loss, LossOutput, Need, Scope, State, Stats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,11 +28,13 @@ class Mixture(Loss):
     def __init__(self, parts: Sequence[Component], weights: Sequence[float]) -> None:
         self.parts: Mapping[str, Component] = dict(zip(_labels(parts), parts, strict=True))
         self.weights = tuple(weights)
+        self.metrics = _told(self.parts)
         self.family = parts[0].plugin.family
         self.scope = (
             Scope.STEP if any(each.plugin.scope is Scope.STEP for each in parts) else Scope.MICRO_BATCH
         )
         self.needs = frozenset[Need]().union(*(each.plugin.needs_of(each.config) for each in parts))
+        self.needs_reference = bool(self.needs & REFERENCES)
 
     @property
     def measures(self) -> bool:
@@ -67,6 +69,16 @@ class Mixture(Loss):
             for name, values in output.metrics.items():
                 metrics[f"{label}/{name}" if name in metrics else name] = values
         return LossOutput(terms, metrics)
+
+
+def _told(parts: Mapping[str, Component]) -> frozenset[str] | None:
+    """Return the names of all metrics; None where a part does not say its own."""
+    told: set[str] = set()
+    for label, each in parts.items():
+        if each.plugin.metrics is None:
+            return None
+        told |= {f"{label}/{name}" if name in told else name for name in each.plugin.metrics}
+    return frozenset(told)
 
 
 def _labels(parts: Sequence[Component]) -> list[str]:

@@ -152,6 +152,14 @@ def load_as(
         output_loading_info=True,
         **options,
     )
+    _require_complete(report, directory, made_up)
+    if is_quantized(model):
+        keep_exact(model)
+    return model.eval()
+
+
+def _require_complete(report: Mapping[str, Any], directory: Path, made_up: Sequence[str]) -> None:
+    """Refuse what transformers says it has loaded where weights are missing or have another shape."""
     unfit = {name: {str(key) for key in report.get(name) or ()} for name in _UNFIT}
     unfit[_MISSING] = {key for key in unfit[_MISSING] if key.partition(".")[0] not in made_up}
     problems = [f"{name}: {sorted(keys)[:5]}" for name, keys in unfit.items() if keys]
@@ -162,9 +170,6 @@ def load_as(
             found="; ".join(problems),
             fix="transformers would have made up the missing weights; get a complete checkpoint",
         )
-    if is_quantized(model):
-        keep_exact(model)
-    return model.eval()
 
 
 def save_policy(
@@ -188,19 +193,36 @@ def save_policy(
         weights: The model's tensors by name, where it holds only parts of them; of a peft model, the trained ones.
         quantization: How the base was held while an adapter was trained on it.
     """
-    if hasattr(model, "peft_config"):
-        if base is None:
-            raise StageError("an adapter can only be saved with the digest of its base")
-        save_adapter(directory, model, base, initial=initial, state=weights)
-        write_config(directory / CONFIG, read_json(source_dir / CONFIG))
-        record(directory, quantization)
-    else:
+    write_weights(directory, model, base, initial=initial, weights=weights, quantization=quantization)
+    configured = source_dir if hasattr(model, "peft_config") else directory
+    write_config(directory / CONFIG, read_json(configured / CONFIG))
+    copy_companions(source_dir, directory)
+    return facts_of(directory)
+
+
+def write_weights(
+    directory: Path,
+    model: Any,
+    base: str | None,
+    *,
+    initial: Mapping[str, Tensor] | None,
+    weights: Mapping[str, Tensor] | None,
+    quantization: Quantization | None,
+) -> None:
+    """Write the weights of a model, or of a peft model its adapter alone; as `save_policy` otherwise.
+
+    Raises:
+        StageError: An adapter has no base, or a tensor of it would not be saved.
+    """
+    if not hasattr(model, "peft_config"):
         without_progress_bars()
         with never_wrapped():
             model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
-        write_config(directory / CONFIG, read_json(directory / CONFIG))
-    copy_companions(source_dir, directory)
-    return facts_of(directory)
+        return
+    if base is None:
+        raise StageError("an adapter can only be saved with the digest of its base")
+    save_adapter(directory, model, base, initial=initial, state=weights)
+    record(directory, quantization)
 
 
 def without_progress_bars() -> None:

@@ -1,15 +1,14 @@
 """Models that give numbers: rewards for answers, log-odds for steps. Opened, tried and saved.
 
 They are transformers' own classes for sequences and tokens, so that `AutoModelForSequenceClassification` and
-`AutoModelForTokenClassification` open what is saved here.
+`AutoModelForTokenClassification` open what is saved here. Of models that see there mostly are none: see
+`models/seeing`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +16,12 @@ import torch
 
 from posttrain.artifacts.kinds import Kind, PolicyFacts
 from posttrain.artifacts.manifest import Artifact
-from posttrain.errors import StageError, StoreError
-from posttrain_plugins.models.adapters import merged, open_adapter, save_adapter
+from posttrain.errors import StageError
 from posttrain_plugins.models.artifact import CONFIG, facts_of, write_config
+from posttrain_plugins.models.heads import FORMS, Loading, pooling_pad
 from posttrain_plugins.models.mode import evaluating
-from posttrain_plugins.models.policy import (
-    Policy,
-    copy_companions,
-    load_as,
-    open_policy,
-    require_embeddings,
-    without_progress_bars,
-)
-from posttrain_plugins.models.quantized import record
+from posttrain_plugins.models.policy import Policy, copy_companions, require_embeddings, write_weights
 from posttrain_plugins.models.valued_record import Probe, probes_of
-from posttrain_plugins.models.wrappers import never_wrapped
 from posttrain_plugins.templates.encoder import Encoder
 from posttrain_plugins.training.head.value import HEADS, number, value_parts
 
@@ -43,29 +33,6 @@ if TYPE_CHECKING:
 AGREES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
 """Largest difference between a number and the one kept with the model, as a share of it (of 1 where it is smaller), by
 the precision it is computed in. A head that was lost is off by about all of it."""
-STANDARD = 0.02
-"""Standard deviation of a fresh head's weights, where the model's config names none."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """How transformers and peft call a kind of model that gives numbers.
-
-    Args:
-        architecture: The class that opens it.
-        task: What peft calls its task.
-        outputs: How many outputs its head has.
-    """
-
-    architecture: str
-    task: str
-    outputs: int
-
-
-FORMS: Mapping[Kind, Form] = {
-    Kind.REWARD_MODEL: Form("AutoModelForSequenceClassification", "SEQ_CLS", 1),
-    Kind.PROCESS_REWARD_MODEL: Form("AutoModelForTokenClassification", "TOKEN_CLS", 2),
-}
 
 
 def open_valued(
@@ -105,24 +72,29 @@ def open_valued(
     """
     form, encoder = FORMS[kind], Encoder.open(artifact.path)
     outputs = form.outputs if outputs is None else outputs
-    loading = _Loading(form, outputs, seed, dtype, attention, quantization, _pooling_pad(encoder))
-    base = None if artifact.facts.base is None else context.artifact(artifact.facts.base)
-    if artifact.kind is kind and base is not None:
-        model = open_adapter(loading.model(base, fresh=base.kind is not kind), artifact.path, trainable)
-    elif artifact.kind is Kind.ADAPTER:
-        if base is None:
-            raise StoreError("the adapter does not say which model it belongs to", where=artifact.ref)
-        model, base = loading.on_top_of(_merged(artifact, context, dtype, quantization)), None
-    else:
-        model = loading.model(artifact, fresh=artifact.kind is not kind)
-    model = model.to(device)
+    loading = Loading(form, outputs, seed, dtype, attention, quantization, pooling_pad(encoder))
+    model, base = loading.opened(artifact, context, kind, trainable)
+    model = model.to(device).eval()
     require_embeddings(model, encoder, artifact)
-    if base is None:
-        model.requires_grad_(trainable and quantization is None)
-    opened = Policy(model.eval(), encoder, artifact, base)
     if artifact.kind is kind and quantization is None:
-        require_same_numbers(opened.model, artifact.path, dtype)
-    return opened
+        require_same_numbers(model, artifact.path, dtype)
+    return Policy(model, encoder, artifact, base)
+
+
+def base_with_head(
+    adapter: Artifact, base: Artifact, dtype: str = "float32", quantization: Quantization | None = None
+) -> Any:
+    """Open what an adapter with a head sits on, without the adapter; its head is the base's own, or a fresh one.
+
+    Args:
+        adapter: A model that gives numbers, as an adapter.
+        base: What it belongs to.
+        dtype: Precision to compute in.
+        quantization: Hold all but the head and the embeddings in few bits.
+    """
+    form, encoder = FORMS[adapter.kind], Encoder.open(adapter.path)
+    loading = Loading(form, form.outputs, 0, dtype, None, quantization, pooling_pad(encoder))
+    return loading.model(base, fresh=base.kind is not adapter.kind)
 
 
 def save_valued(
@@ -149,18 +121,12 @@ def save_valued(
     Raises:
         StageError: The head, or a tensor of the adapter, would not be saved.
     """
+    plain = model
     if hasattr(model, "peft_config"):
-        if base is None:
-            raise StageError("an adapter can only be saved with the digest of its base")
         _require_head_kept(model)
-        save_adapter(directory, model, base, initial=initial, state=weights)
-        write_config(directory / CONFIG, _config_of(model.get_base_model()))
-        record(directory, quantization)
-    else:
-        without_progress_bars()
-        with never_wrapped():
-            model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
-        write_config(directory / CONFIG, _config_of(model))
+        plain = model.get_base_model()
+    write_weights(directory, model, base, initial=initial, weights=weights, quantization=quantization)
+    write_config(directory / CONFIG, _config_of(plain))
     copy_companions(source_dir, directory)
     return facts_of(directory)
 
@@ -198,118 +164,6 @@ def require_same_numbers(model: Any, directory: Path, dtype: str = "float32") ->
                 )
 
 
-@dataclass(frozen=True)
-class _Loading:
-    """How models with a head for numbers are loaded; see `open_valued`."""
-
-    form: Form
-    outputs: int
-    seed: int
-    dtype: str
-    attention: str | None
-    quantization: Quantization | None
-    pad: int | None
-
-    def model(self, artifact: Artifact, fresh: bool) -> Any:
-        """Load the weights of a directory; the head is a fresh one or stands in the files."""
-        if not fresh:
-            self._require_outputs(artifact.path)
-        try:
-            with _without_load_report():
-                model = load_as(
-                    self._architecture,
-                    artifact.path,
-                    self.dtype,
-                    self.attention,
-                    self.quantization,
-                    made_up=HEADS if fresh else (),
-                    whole=HEADS,
-                    num_labels=self.outputs,
-                )
-        except ValueError as error:
-            raise self._no_head(str(artifact.facts.architecture)) from error
-        return self._finished(model, fresh)
-
-    def on_top_of(self, policy: Any) -> Any:
-        """Put a fresh head on the trunk of a policy in memory."""
-        config = policy.config
-        config.num_labels = self.outputs
-        try:
-            model = self._architecture.from_config(
-                config, dtype=policy.dtype, attn_implementation=self.attention
-            )
-        except ValueError as error:
-            raise self._no_head(str(config.model_type)) from error
-        trunk, _ = value_parts(model)
-        trunk.load_state_dict(policy.base_model.state_dict())
-        return self._finished(model, fresh=True)
-
-    @property
-    def _architecture(self) -> Any:
-        import transformers
-
-        return getattr(transformers, self.form.architecture)
-
-    def _finished(self, model: Any, fresh: bool) -> Any:
-        _, head = value_parts(model)
-        if fresh:
-            _draw(head, self.seed, getattr(model.config.get_text_config(), "initializer_range", STANDARD))
-        for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
-            config.pad_token_id = self.pad
-        return model
-
-    def _require_outputs(self, directory: Path) -> None:
-        import transformers
-
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-        if config.num_labels != self.outputs:
-            raise StageError(
-                "the model's head has another number of outputs",
-                where=str(directory),
-                found=f"{config.num_labels} ({', '.join(config.architectures or ())})",
-                expected=str(self.outputs),
-                fix="connect a reward model whose head fits, or start from a policy",
-            )
-
-    def _no_head(self, name: str) -> StageError:
-        return StageError(
-            "transformers has no head for numbers for this architecture",
-            found=name,
-            expected=f"one that `{self.form.architecture}` knows",
-            fix="start from another model, such as a Llama, Qwen, Mistral or Gemma",
-        )
-
-
-def _merged(artifact: Artifact, context: Any, dtype: str, quantization: Quantization | None) -> Any:
-    """Return the policy that an adapter makes of its base, as one model."""
-    if quantization is not None:
-        raise StageError(
-            "an adapter cannot be merged into weights in 4 bits",
-            where=artifact.ref,
-            fix="merge it in a stage of its own before, or leave `quantization` out",
-        )
-    return merged(open_policy(artifact, context, dtype="float32").model).to(getattr(torch, dtype))
-
-
-def _draw(head: torch.nn.Module, seed: int, deviation: float) -> None:
-    """Draw the weights of a fresh head; biases start at zero."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        for name, parameter in head.named_parameters():
-            drawn = torch.empty(parameter.shape).normal_(0.0, deviation)
-            parameter.copy_(torch.zeros_like(drawn) if name.endswith("bias") else drawn)
-
-
-def _pooling_pad(encoder: Encoder) -> int | None:
-    """Return the id that transformers' own pooling may skip at the end of a row, or None.
-
-    It reads a row's number at the last token that is not padding, by its id. Where that id also ends answers it would
-    read before their end; without one it takes rows one at a time and reads their last token, which is right.
-    """
-    pad = encoder.declared_pad
-    return None if pad is None or pad in encoder.stop_ids else pad
-
-
 def _config_of(model: Any) -> dict[str, Any]:
     """Return a model's config as it is saved: its class is named, and 4 bits belong to memory alone."""
     config: dict[str, Any] = json.loads(model.config.to_json_string())
@@ -325,16 +179,3 @@ def _require_head_kept(model: Any) -> None:
             found="an adapter for another task",
             expected=f"the head ({' or '.join(HEADS)}) among the modules that are trained and saved whole",
         )
-
-
-@contextmanager
-def _without_load_report() -> Iterator[None]:
-    """Keep transformers' report of weights it did not find or need out of the log: `load_as` judges them."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

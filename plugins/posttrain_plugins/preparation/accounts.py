@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.contracts.stage import Level
 from posttrain.contracts.trainer import Example
+from posttrain.errors import DataError
 
 NAMED = 5
 """How many of the rows with something in common are named."""
@@ -16,6 +17,8 @@ TOLD = 10
 """Of how many sorts of remarks the rows are told."""
 MINOR = frozenset({"trimmed", "markers-differ"})
 """Notes of a reading that take nothing away from what is learned."""
+KINDS, OTHERS = 50, "other reasons"
+"""So many kinds of what is wrong with rows are kept apart."""
 MUCH = 0.01
 """Truncation of more than this share of all rows is a warning."""
 
@@ -34,16 +37,91 @@ class Groups:
         if len(named) < NAMED:
             named.append(index + 1)
 
-    def take(self, other: Groups) -> None:
-        """Count what another part of the dataset counted; its rows come later."""
-        self.counts.update(other.counts)
-        for text, rows in other.first.items():
-            self.first[text] = [*self.first.get(text, []), *rows][:NAMED]
+    def take(self, other: Groups, called: Callable[[str], str] = str) -> None:
+        """Count what another part of the dataset counted; its rows come later.
+
+        Args:
+            other: What it counted.
+            called: What each of its texts is called here.
+        """
+        for text, count in other.counts.items():
+            said = called(text)
+            self.counts[said] += count
+            self.first[said] = [*self.first.get(said, []), *other.first[text]][:NAMED]
 
     def rows(self, text: str) -> str:
         """Name the first rows of a group, from 1."""
         more = ", …" if self.counts[text] > len(self.first[text]) else ""
         return f"row{'s' if self.counts[text] > 1 else ''} {', '.join(map(str, self.first[text]))}{more}"
+
+
+@dataclass
+class Refusals:
+    """Rows that must not be left out in silence: what prepares them ends once all were looked at.
+
+    Attributes:
+        groups: The rows, by what is wrong; of very many kinds of it the rest are one.
+        errors: The first error of each kind.
+    """
+
+    groups: Groups = field(default_factory=Groups)
+    errors: dict[str, DataError] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return self.groups.counts.total()
+
+    def add(self, index: int, error: DataError) -> None:
+        """Note a row, given by its index."""
+        text = f"{error.where}: {error.message}" if error.where else error.message
+        kind = self._kind(text)
+        self.groups.add(index, kind)
+        self.errors.setdefault(kind, _at(index, error))
+
+    def take(self, other: Refusals) -> None:
+        """Note those of another part of the dataset; its rows come later."""
+        for text, error in other.errors.items():
+            self.errors.setdefault(self._kind(text), error)
+        self.groups.take(other.groups, self._kind)
+
+    def _kind(self, text: str) -> str:
+        return text if text in self.errors or len(self.errors) < KINDS else OTHERS
+
+    def check(self, rows: int) -> None:
+        """Raise one error for all.
+
+        Args:
+            rows: How many rows were looked at.
+
+        Raises:
+            DataError: There is a refused row; the commonest kinds are told, and the first rows of each are named.
+        """
+        if self.count <= 1:
+            for error in self.errors.values():
+                raise error
+            return
+        kinds = self.groups.counts.most_common(NAMED)
+        lines = [f"{count} row(s): {self._told(text)} ({self.groups.rows(text)})" for text, count in kinds]
+        if rest := self.count - sum(count for _, count in kinds):
+            lines.append(f"and {rest} more")
+        first = self.errors[kinds[0][0]]
+        raise DataError(
+            f"{self.count} of {rows} rows cannot be used",
+            found="\n    ".join(["", *lines]),
+            expected=first.expected,
+            fix=first.fix or "mend these rows, or take them out of the dataset",
+        )
+
+    def _told(self, text: str) -> str:
+        found = self.errors[text].found
+        return text if found is None else f"{text}, such as {found}"
+
+
+def _at(index: int, error: DataError) -> DataError:
+    """Return an error that names its row."""
+    place = f"row {index + 1}" if error.where is None else f"row {index + 1}, {error.where}"
+    return DataError(error.message, where=place, found=error.found, expected=error.expected, fix=error.fix)
 
 
 @dataclass
@@ -54,6 +132,7 @@ class Account:
         rows: How many there were.
         kept: How many of them can be trained on.
         left_out: Those that cannot, by reason.
+        refused: Those that must not be left out unasked, by what is wrong with them.
         remarks: Those of which the chat template does not show everything as it is, by what happens.
         truncated: Rows that were shortened.
         lost: Tokens that truncation took from the rows that stayed.
@@ -66,6 +145,7 @@ class Account:
     rows: int = 0
     kept: int = 0
     left_out: Groups = field(default_factory=Groups)
+    refused: Refusals = field(default_factory=Refusals)
     remarks: Groups = field(default_factory=Groups)
     minor: set[str] = field(default_factory=set)
     truncated: int = 0
@@ -98,6 +178,7 @@ class Account:
     def take(self, other: Account) -> None:
         """Count what another part of the dataset came to."""
         self.left_out.take(other.left_out)
+        self.refused.take(other.refused)
         self.remarks.take(other.remarks)
         self.minor |= other.minor
         for name in ("rows", "kept", "truncated", "lost", "straddling", "tokens", "supervised"):

@@ -15,6 +15,7 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.formats import BUILT_IN, format_of
 from posttrain_plugins.data.rows import stream_rows
 from posttrain_plugins.data.tokens.token_rows import FORMATS, TokenRows, require_tokenizer
+from posttrain_plugins.preparation.accounts import Refusals
 from posttrain_plugins.preparation.examples import Prepared, prepare, prepare_tokens
 from posttrain_plugins.training.options import EVALUATION
 
@@ -64,16 +65,18 @@ def prepared_data(
 
 
 def _require_embedded(prepared: Prepared, size: int) -> None:
+    refused = Refusals()
     for example in prepared.examples:
         highest = max(max(sequence.tokens) for sequence in example.sequences)
         if highest >= size:
-            raise DataError(
+            error = DataError(
                 "the row holds a token that the model has no embedding for",
-                where=f"row {example.row + 1}",
                 found=f"the id {highest}",
                 expected=f"ids below {size}",
                 fix="remove that token's text from the row, or resize the model's embeddings",
             )
+            refused.add(example.row, error)
+    refused.check(len(prepared.examples))
 
 
 def named_format(context: StageContext, name: str) -> Format:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,8 @@ from posttrain.contracts.format import Format
 from posttrain.contracts.passage import Passage
 from posttrain.contracts.trainer import Example, Judge, StepEnds, Supervise, TokenSequence, Trainer
 from posttrain.errors import DataError
+from posttrain_plugins.data.conversation import answers_nothing
+from posttrain_plugins.data.formats.values import weight_problem
 from posttrain_plugins.data.images.image import Image
 from posttrain_plugins.data.tokens.token_rows import TokenRows
 from posttrain_plugins.preparation.accounts import Account
@@ -24,6 +25,7 @@ from posttrain_plugins.preparation.truncation import shortened
 Row = Mapping[str, Any]
 CHUNK = 512
 """Rows that are tokenized at a time."""
+NO_WORD = "an answer is empty: the model learns to end at once"
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,9 @@ class Preparation:
 
         Args:
             rows: The rows.
-            account: Is told what becomes of each.
+            account: Is told what becomes of each. A row that cannot be encoded, has no usable weight, or is too long
+                with `error` is among its `refused` ones, for the caller to `check` when all rows were looked at.
             first: The index of the first one in its dataset.
-
-        Raises:
-            DataError: A row cannot be encoded, has no usable weight, or is too long with `error`.
         """
         waiting = iter(rows)
         while chunk := list(islice(waiting, CHUNK)):
@@ -67,27 +67,50 @@ class Preparation:
             first += len(chunk)
 
     def _chunk(self, rows: Sequence[Row], first: int, account: Account) -> Iterator[Example]:
-        found = [self._passages(row, first + number) for number, row in enumerate(rows)]
-        encoded = iter(
-            self.encoder.encode([each for one in found if not isinstance(one, str) for each in one])
-        )
+        found = [self._passages(row) for row in rows]
+        encoded = iter(self.encoder.encode([each for one in found if isinstance(one, list) for each in one]))
         account.rows += len(rows)
         for index, (row, passages) in enumerate(zip(rows, found, strict=True), first):
-            if isinstance(passages, str):
-                account.left_out.add(index, passages)
+            parts = list(islice(encoded, len(passages))) if isinstance(passages, list) else []
+            try:
+                example = self._example(row, index, passages, parts, account)
+            except DataError as error:
+                account.refused.add(index, error)
                 continue
-            parts = [_told(each, index) for each in islice(encoded, len(passages))]
-            whole = Example(index, tuple(map(self.sequence, passages, parts)))
-            example = _fitted(whole, self.max_length, self.truncation, self.encoder.bos_id)
             if isinstance(example, str):
                 account.left_out.add(index, example)
-                continue
-            account.remark(index, list(_notes(passages, parts)))
-            account.keep(example, whole)
-            verdicts = self._way.verdicts(self._verdicts(row, index), example)
-            yield _compact(replace(example, verdicts=verdicts), _weight(row, index, self.weight_column))
+            else:
+                yield example
 
-    def _passages(self, row: Row, index: int) -> Sequence[Passage] | str:
+    def _example(
+        self,
+        row: Row,
+        index: int,
+        passages: list[Passage] | str | DataError,
+        parts: Sequence[Any],
+        account: Account,
+    ) -> Example | str:
+        """Return what a row becomes, or why it is dropped; what is wrong with it is raised."""
+        if isinstance(passages, DataError):
+            raise passages
+        if isinstance(passages, str):
+            return passages
+        for part in parts:
+            if isinstance(part, DataError):
+                raise part
+        whole = Example(index, tuple(map(self.sequence, passages, parts)))
+        example = _fitted(whole, self.max_length, self.truncation, self.encoder.bos_id)
+        if isinstance(example, str):
+            return example
+        verdicts = self._way.verdicts(tuple(self.verdicts(row)), example)
+        made = _compact(replace(example, verdicts=verdicts), _weight(row, self.weight_column))
+        account.remark(index, list(_notes(passages, parts)))
+        if any(answers_nothing(passage.completion) for passage in passages if not passage.measured):
+            account.remarks.add(index, NO_WORD)
+        account.keep(example, whole)
+        return made
+
+    def _passages(self, row: Row) -> list[Passage] | str | DataError:
         try:
             passages = self.passages(row)
             if isinstance(passages, str):
@@ -96,13 +119,7 @@ class Preparation:
                 return "no assistant turn"
             return [self._way.passage(self._opened(passage)) for passage in passages]
         except DataError as error:
-            raise _placed(error, index) from error
-
-    def _verdicts(self, row: Row, index: int) -> tuple[float, ...]:
-        try:
-            return tuple(self.verdicts(row))
-        except DataError as error:
-            raise _placed(error, index) from error
+            return error
 
     def _opened(self, passage: Passage) -> Passage:
         if not passage.images:
@@ -208,7 +225,11 @@ def prepare_tokens(
         first = len(prepared.examples)
         for whole in held:
             prepared.rows += 1
-            example = _fitted(whole, max_length, truncation, bos)
+            try:
+                example = _fitted(whole, max_length, truncation, bos)
+            except DataError as error:
+                prepared.refused.add(whole.row, error)
+                continue
             if isinstance(example, str):
                 prepared.left_out.add(whole.row, example)
                 continue
@@ -222,11 +243,12 @@ def prepare_tokens(
 
 
 def require_rows(account: Account, max_length: int | None) -> None:
-    """Refuse a dataset of which no row can be trained on.
+    """Refuse a dataset of which rows cannot be used, or none can be trained on.
 
     Raises:
         DataError: It is one; the message counts the reasons.
     """
+    account.refused.check(account.rows)
     if account.kept:
         return
     reasons = "; ".join(account.reasons)
@@ -246,19 +268,6 @@ def _notes(passages: Sequence[Passage], parts: Sequence[Any]) -> Iterator[Any]:
 def _before(encoded: Any) -> int:
     """Return how many tokens stand before the first one of an answer."""
     return next((place for place, counts in enumerate(encoded.supervised) if counts), len(encoded.tokens))
-
-
-def _told(encoded: Any, index: int) -> Any:
-    """Return what the encoder made of a passage of a row, or raise what it found wrong."""
-    if isinstance(encoded, DataError):
-        raise _placed(encoded, index) from encoded
-    return encoded
-
-
-def _placed(error: DataError, index: int) -> DataError:
-    """Return an error that names its row."""
-    place = f"row {index + 1}" if error.where is None else f"row {index + 1}, {error.where}"
-    return DataError(error.message, where=place, found=error.found, expected=error.expected, fix=error.fix)
 
 
 def _fitted(example: Example, limit: int | None, truncation: str, bos: int | None) -> Example | str:
@@ -282,18 +291,18 @@ def _unusable(example: Example, cut: bool) -> str | None:
     return None
 
 
-def _weight(row: Row, index: int, column: str | None) -> float:
+def _weight(row: Row, column: str | None) -> float:
     if column is None:
         return 1.0
-    value = row.get(column)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    problem = weight_problem(row, column)
+    if problem:
+        text = isinstance(row.get(column), str)
         raise DataError(
-            f"the weight column `{column}` needs a finite number of at least 0",
-            where=f"row {index + 1}",
-            found="no such column" if column not in row else repr(value),
-            fix="CSV files hold text only; use JSONL for numbers" if isinstance(value, str) else None,
+            f"the weight column {problem}" if column in row else f"the row has no weight: {problem}",
+            expected="a finite number of at least 0",
+            fix=f"CSV files hold text: load it with `json_columns: [{column}]`" if text else None,
         )
-    return float(value)
+    return float(row[column])
 
 
 def _compact(example: Example, weight: float) -> Example:

@@ -69,7 +69,6 @@ def _drop(example: Example, limit: int, bos: int | None) -> str:
 def _refuse(example: Example, limit: int, bos: int | None) -> str:
     raise DataError(
         "the row is too long",
-        where=f"row {example.row + 1}",
         found=f"{example.longest} tokens",
         expected=f"at most {limit}",
         fix="raise max_length or choose another truncation",

@@ -113,6 +113,18 @@ PREFERENCE = [
         reference="https://arxiv.org/abs/2411.15124",
     ),
     Registration(
+        "xpo",
+        "XPO: DPO that makes what the reference says anyway less likely",
+        f"{_HERE}.preference.xpo:Xpo",
+        reference="https://arxiv.org/abs/2405.21046",
+    ),
+    Registration(
+        "nash_md",
+        "Nash-MD: policy gradients of how likely the policy's answer is preferred",
+        f"{_HERE}.preference.nash_md:NashMd",
+        reference="https://arxiv.org/abs/2312.00886",
+    ),
+    Registration(
         "sft",
         "Negative log-likelihood of the chosen answers, as one loss of several",
         f"{_HERE}.preference.sft:Sft",

@@ -11,6 +11,7 @@ STAGES = [
         "data.load",
         "Rows of a JSONL, JSON, CSV, Parquet or Hugging Face dataset",
         f"{_HERE}.data.load:Load",
+        numerics=2,
     ),
     Registration("data.synthetic", "Rows of a seeded generator", f"{_HERE}.data.synthetic:Synthetic"),
     Registration("data.convert", "Rows in another format", f"{_HERE}.data.convert:Convert"),
@@ -19,6 +20,7 @@ STAGES = [
         "data.validate",
         "A report of all that is wrong or odd with rows",
         f"{_HERE}.data.validate:Validate",
+        numerics=2,
     ),
     Registration(
         "data.best_of_n",
@@ -81,7 +83,7 @@ STAGES = [
     ),
     Registration(
         "evaluate.preferences",
-        "How often reward models prefer the better answer, with intervals",
+        "How often reward models and policies prefer the better answer, with intervals",
         f"{_HERE}.evaluation.preferences:Preferences",
     ),
     Registration(

@@ -118,7 +118,9 @@ class ProcessScorer:
         )
         found: list[StepScores | None] = [None] * len(rows)
         done = 0
-        for part in self._parts(ready.examples(rows, self.account)):
+        examples = list(ready.examples(rows, self.account))
+        self.account.refused.check(self.account.rows)
+        for part in self._parts(examples):
             for example, scores in zip(part, self._values(part), strict=True):
                 found[example.row] = scores
             done += len(part)

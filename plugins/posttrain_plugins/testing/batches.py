@@ -30,7 +30,8 @@ def batch_of(family: Family, dtype: torch.dtype = torch.float64, **values: Any) 
         family: Which one.
         dtype: Of all floating-point tensors.
         values: Its fields as lists; what is left out is plain: weights of 1, answers of one token, a reference of
-            zeros, every token of an example of its own. Answers spread their log-prob evenly over their tokens.
+            zeros, every token of an example of its own, chosen answers that the policy wrote and that are certainly
+            preferred. Answers spread their log-prob evenly over their tokens.
     """
     given = {name: _tensor(value, dtype) for name, value in values.items()}
     return _MAKERS[family](given)
@@ -71,6 +72,8 @@ def _preference(given: dict[str, Tensor]) -> PreferenceBatch:
         "reference_rejected": torch.zeros_like(chosen),
         "weight": torch.ones_like(chosen),
         "tokens": None,
+        "own": torch.ones(len(chosen), dtype=torch.bool),
+        "preference": torch.ones_like(chosen),
     }
     made = PreferenceBatch(**{**plain, **given, **counts})
     return made if made.tokens is not None else _with_tokens(made)

@@ -36,8 +36,8 @@ class Draw:
         tokens: Numbers of tokens, shape [N] each: `logp`, `reference`, `entropy`, `squares`, `mean_logp`, `top1`;
             `value` and `label` of models that give numbers.
         sequences: Numbers of sequences, shape [S] each: `score`.
-        rows: Numbers of examples, shape [E] each: `weight`, `margin`, `desirable`; and `mismatched` and
-            `reference_mismatched` where `matched`.
+        rows: Numbers of examples, shape [E] each: `weight`, `margin`, `desirable`, `own`, `preference`; and
+            `mismatched` and `reference_mismatched` where `matched`.
         lavish: Whether the batch holds everything that it can, declared or not.
     """
 
@@ -188,52 +188,70 @@ def draw(
         examples: How many rows.
         dtype: Of all floating-point numbers.
     """
-    source = torch.Generator().manual_seed(seed)
-
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(*shape, generator=source, dtype=torch.float64)
-
-    def whole(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=source)
-
-    widths = _widths(family, needs, whole(2, 5, examples))
-    owner = torch.repeat_interleave(widths)
+    source = _Source(seed)
+    owner = torch.repeat_interleave(_widths(family, needs, source.whole(2, 5, examples)))
     count = len(owner)
-    lengths = torch.ones(count, dtype=torch.long) if family is Family.REWARD else whole(1, 5, count)
+    lengths = torch.ones(count, dtype=torch.long) if family is Family.REWARD else source.whole(1, 5, count)
     sequence = torch.repeat_interleave(lengths)
-    size = len(sequence)
-    logp = uniform(-2.0, -0.1, size)
-    label = uniform(0, 1, size)
     plain = Draw(
         family=family,
         needs=needs,
         sequence=sequence,
         owner=owner,
-        tokens={
-            "logp": logp,
-            "reference": (logp + uniform(-0.5, 0.5, size)).clamp(max=-0.01),
-            "entropy": uniform(0.1, 3.0, size),
-            "squares": uniform(0.05, 0.9, size),
-            "mean_logp": logp - uniform(0.1, 3.0, size),
-            "top1": uniform(0, 1, size) < 0.5,
-            "value": uniform(-2.0, 2.0, size),
-            # Every third label is soft.
-            "label": torch.where(torch.arange(size) % 3 == 0, label, label.round()),
-        },
-        sequences={"score": uniform(0.0, 5.0, count)},
-        rows={
-            "weight": uniform(0.5, 2.0, examples),
-            "margin": uniform(-0.5, 1.0, examples).clamp(min=0),
-            "desirable": torch.arange(examples) % 2 == 0,
-            # Every third row has no other row's answer to compare with.
-            "matched": torch.arange(examples) % 3 != 2,
-            "mismatched": uniform(-4.0, -2.0, examples),
-            "reference_mismatched": uniform(-6.0, -3.0, examples),
-        },
+        tokens=_tokens(source, len(sequence)),
+        sequences={"score": source.uniform(0.0, 5.0, count)},
+        rows=_rows(source, examples),
     )
     if family is Family.REWARD and Need.RIVALS not in needs:
         plain = plain.with_sequences(score=(plain.answer == 0).double())
     return plain.to(dtype)
+
+
+class _Source:
+    """Random numbers by a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def uniform(self, low: float, high: float, size: int) -> Tensor:
+        """Return numbers from `low` to `high`, shape [size]."""
+        return low + (high - low) * torch.rand(size, generator=self._generator, dtype=torch.float64)
+
+    def whole(self, low: int, high: int, size: int) -> Tensor:
+        """Return whole numbers from `low` to below `high`, shape [size]."""
+        return torch.randint(low, high, (size,), generator=self._generator)
+
+
+def _tokens(source: _Source, size: int) -> dict[str, Tensor]:
+    """Draw the numbers of tokens."""
+    logp, label = source.uniform(-2.0, -0.1, size), source.uniform(0, 1, size)
+    return {
+        "logp": logp,
+        "reference": (logp + source.uniform(-0.5, 0.5, size)).clamp(max=-0.01),
+        "entropy": source.uniform(0.1, 3.0, size),
+        "squares": source.uniform(0.05, 0.9, size),
+        "mean_logp": logp - source.uniform(0.1, 3.0, size),
+        "top1": source.uniform(0, 1, size) < 0.5,
+        "value": source.uniform(-2.0, 2.0, size),
+        # Every third label is soft.
+        "label": torch.where(torch.arange(size) % 3 == 0, label, label.round()),
+    }
+
+
+def _rows(source: _Source, examples: int) -> dict[str, Tensor]:
+    """Draw the numbers of examples."""
+    return {
+        "weight": source.uniform(0.5, 2.0, examples),
+        "margin": source.uniform(-0.5, 1.0, examples).clamp(min=0),
+        "desirable": torch.arange(examples) % 2 == 0,
+        # Every third row has no other row's answer to compare with.
+        "matched": torch.arange(examples) % 3 != 2,
+        "mismatched": source.uniform(-4.0, -2.0, examples),
+        "reference_mismatched": source.uniform(-6.0, -3.0, examples),
+        # Every third chosen answer is another's.
+        "own": torch.arange(examples) % 3 != 2,
+        "preference": source.uniform(0.0, 1.0, examples),
+    }
 
 
 def make_batch(

@@ -86,6 +86,8 @@ def _preference(draw: Draw) -> PreferenceBatch:
         rejected_tokens=lengths["rejected"],
         weight=draw.rows["weight"],
         tokens=tokens,
+        own=draw.rows["own"] if draw.shows(Need.AUTHORS) else None,
+        preference=draw.rows["preference"] if draw.shows(Need.PREFERENCE) else None,
     )
 
 
@@ -128,7 +130,7 @@ def _reward(draw: Draw) -> RewardBatch:
         reward=draw.tokens["value"],
         score=draw.sequences["score"],
         example=draw.owner,
-        margin=draw.rows["margin"],
+        margin=draw.rows["margin"] * draw.shows(Need.MARGIN),
         weight=draw.rows["weight"],
     )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from posttrain.contracts.registration import Group
-from posttrain.contracts.reward import Sample
+from posttrain.contracts.reward import ModelReward, Sample, Scorer
 from posttrain.registry.components import validate_config
 from posttrain.registry.discovery import discover
 from posttrain.registry.validation import config_of, faults
@@ -29,6 +29,11 @@ SAMPLES = (
     Sample((), "ab", {}),
 )
 """Completions that policies come up with: right, empty, cut off, odd, long, and one of which nothing is known."""
+ROUNDED = 1e-4
+"""Largest difference of a model's score in other company, as a share of it (of 1 where it is smaller): sums of float32
+in another order. A reward without a model gives the very same."""
+Opener = Callable[[Any, Any], Scorer]
+"""Given a `ModelReward` and its options, opens it with some model."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,14 @@ class RewardSubject:
         reward: The class or function.
         options: Its options; the defaults where left out.
         samples: Completions of its domain, beside those that any reward has to bear.
+        opener: How it gets its model, where it judges with one.
     """
 
     label: str
     reward: Any
     options: Mapping[str, Any]
     samples: Sequence[Sample] = ()
+    opener: Opener | None = None
 
     @cached_property
     def config(self) -> Any:
@@ -57,10 +64,27 @@ class RewardSubject:
         """Every sample that it is asked about."""
         return [*self.samples, *SAMPLES]
 
+    @cached_property
+    def judge(self) -> Scorer | None:
+        """What scores with a model, opened once; None for a reward that has none."""
+        if not (isinstance(self.reward, type) and issubclass(self.reward, ModelReward)):
+            return None
+        if self.opener is None:
+            raise self.refuse("it judges with a model: say with `opener` how it gets one")
+        return self.opener(self.reward(), self.config)
+
     def scores(self, samples: Sequence[Sample]) -> Any:
-        """Ask it, as a new instance where it is a class."""
+        """Ask it, as a new instance where it is a class without a model."""
+        if self.judge is not None:
+            return self.judge(list(samples))
         plugin = self.reward() if isinstance(self.reward, type) else self.reward
         return plugin(list(samples), self.config)
+
+    def agree(self, found: Any, given: Any) -> bool:
+        """Whether two lists of scores are the same; those of a model up to rounding."""
+        if self.judge is None:
+            return bool(found == given)
+        return len(found) == len(given) and all(map(_close, found, given))
 
     def refuse(self, message: str) -> Nonconformance:
         """Return the error that says what is wrong with the reward, and where it is written."""
@@ -98,11 +122,11 @@ def rows(subject: RewardSubject) -> None:
     """A score belongs to its sample: another order, or a sample alone, has the same scores."""
     samples = subject.all
     given = subject.scores(samples)
-    if subject.scores(samples[::-1]) != given[::-1]:
+    if not subject.agree(subject.scores(samples[::-1]), given[::-1]):
         raise subject.refuse("in another order the samples get other scores")
     for sample, score in zip(samples, given, strict=True):
         alone = subject.scores([sample])
-        if alone != [score]:
+        if not subject.agree(alone, [score]):
             raise subject.refuse(f"{sample.completion!r:.40} gets {score} among others, and {alone} alone")
 
 
@@ -115,6 +139,12 @@ def purity(subject: RewardSubject) -> None:
         raise subject.refuse("it changes the samples that it is given")
     if first != second:
         raise subject.refuse(f"the same samples get {first} and then {second}")
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=ROUNDED, abs_tol=ROUNDED)
 
 
 CHECKS: Mapping[str, Check[RewardSubject]] = {
@@ -131,6 +161,7 @@ def reward_conformance(
     options: Mapping[str, Any] | None = None,
     *,
     samples: Sequence[Sample] = (),
+    opener: Opener | None = None,
     except_: Mapping[str, str] | None = None,
     files: Sequence[str | Path] = (),
 ) -> type:
@@ -140,6 +171,7 @@ def reward_conformance(
         reward: The name it is registered by, or the class or function, which need not be registered.
         options: Its options; the defaults where left out.
         samples: Completions of its domain, beside those that any reward has to bear.
+        opener: Of a `ModelReward`, what opens it with a model: `lambda reward, config: reward.open(…)`.
         except_: Checks that it is known not to pass, each with the reason. One that passes all the same fails.
         files: Local plugin files in which the name may be.
 
@@ -151,6 +183,6 @@ def reward_conformance(
         found, label = reward, getattr(reward, "__name__", "the reward")
         if isinstance(reward, str):
             found, label = discover([Path(file) for file in files]).load(Group.REWARD, reward), reward
-        return RewardSubject(label, found, dict(options or {}), samples)
+        return RewardSubject(label, found, dict(options or {}), samples, opener)
 
     return suite(CHECKS, subject, except_)

@@ -14,9 +14,15 @@ def completion_rows(count: int = 10) -> Rows:
 
 
 def preference_rows(count: int = 6) -> Rows:
-    """A better and a worse answer, now this one longer, now that."""
+    """A better and a worse answer, now this one longer, now that, with who wrote it and how sure the preference is."""
     return [
-        {"prompt": f"q{i}", "chosen": "yes" * (1 + i % 4), "rejected": "no" * (1 + i * 5 % 7)}
+        {
+            "prompt": f"q{i}",
+            "chosen": "yes" * (1 + i % 4),
+            "rejected": "no" * (1 + i * 5 % 7),
+            "chosen_by": "reference" if i % 3 == 1 else "policy",
+            "preference": 0.5 + i % 5 / 8,
+        }
         for i in range(count)
     ]
 

@@ -54,14 +54,26 @@ def suite(
         SpecError: An exception names no check, or gives no reason.
     """
     excused = dict(except_ or {})
-    for name, reason in excused.items():
-        _require_reason(name, reason, checks)
+    for name in excused:
+        _require_check(name, checks)
+    require_reasons(excused, "except_")
     made = cache(subject)
     members = {f"test_{name}": _test(check, made, excused.get(name)) for name, check in checks.items()}
     return type("Conformance", (), members)
 
 
-def _require_reason(name: str, reason: str, checks: Mapping[str, Any]) -> None:
+def require_reasons(excused: Mapping[str, str], where: str) -> None:
+    """Refuse an exception without a reason.
+
+    Raises:
+        SpecError: One has none.
+    """
+    for name, reason in excused.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise SpecError("an exception needs a reason", where=f"{where}[{name!r}]", found=repr(reason))
+
+
+def _require_check(name: str, checks: Mapping[str, Any]) -> None:
     if name not in checks:
         raise SpecError(
             "there is no such check",
@@ -70,8 +82,6 @@ def _require_reason(name: str, reason: str, checks: Mapping[str, Any]) -> None:
             expected=f"one of {', '.join(checks)}",
             fix=did_you_mean(name, checks),
         )
-    if not isinstance(reason, str) or not reason.strip():
-        raise SpecError("an exception needs a reason", where=f"except_[{name!r}]", found=repr(reason))
 
 
 def _test(check: Check[Subject], subject: Callable[[], Subject], reason: str | None) -> Callable[[Any], None]:

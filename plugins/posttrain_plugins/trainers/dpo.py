@@ -63,11 +63,11 @@ class Dpo(PairTrainer):
 
     def batch(self, scores: Scores, config: DpoOptions) -> PreferenceBatch:
         """Weigh tokens and pairs as the options say."""
-        batch = super().batch(scores, config)
+        batch = plain = super().batch(scores, config)
         if config.ld_alpha is not None:
             batch = desensitized(batch, config.ld_alpha)
         if config.weighting is not None:
-            batch = replace(batch, weight=batch.weight * policy_weights(batch))
+            batch = replace(batch, weight=batch.weight * policy_weights(plain))
         return batch
 
     def invariants(self, metrics: Mapping[str, float], config: DpoOptions) -> Sequence[str]:

@@ -18,6 +18,8 @@ from posttrain.contracts.stage import Finding, Inputs
 from posttrain.contracts.trainer import Example, Scores
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats.passages import passage_of
+from posttrain_plugins.data.formats.preference import label_problem
+from posttrain_plugins.data.judging.labels import LABELLED
 from posttrain_plugins.preparation.mismatched import COLUMN, MISMATCHED, with_mismatched
 from posttrain_plugins.trainers.reference_free import WithoutDropout
 from posttrain_plugins.trainers.referenced import ReferencedOptions, gap_problems, sync_findings
@@ -71,22 +73,15 @@ class Kto(OfflineTrainer):
 
     def verdicts(self, row: Row, format: Format) -> Sequence[float]:
         """1 for a good answer, 0 for a bad one."""
-        label = row["label"]
-        if not isinstance(label, bool):
-            raise DataError(
-                "the column `label` says whether the completion is good",
-                found=repr(label)[:80],
-                expected="true or false",
-            )
-        return (float(label),)
+        problem = label_problem(row)
+        if problem:
+            raise DataError(problem)
+        return (float(row["label"]),)
 
     def remarks(self, examples: Sequence[Example]) -> Sequence[str]:
         """Say so where all rows are on one side, or all answers are the same."""
-        good = sum(example.verdicts[0] for example in examples)
-        found = []
-        if good in (0, len(examples)):
-            side, other = ("good", "bad") if good else ("bad", "good")
-            found.append(f"every row is {side}: no {other} answer says where to stop")
+        labels = (example.verdicts[0] for example in examples)
+        found = LABELLED["unpaired_preference"].remarks(labels)
         if len(examples) > 1 and _alike(examples):
             found.append(
                 "all rows have the same answer; a loss that estimates the KL divergence takes it for 0"

@@ -15,7 +15,8 @@ from posttrain.contracts.passage import Passage
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, Scores, StepEnds
 from posttrain.errors import DataError
-from posttrain_plugins.data.formats.stepwise import in_steps
+from posttrain_plugins.data.formats.stepwise import in_steps, labels_problem
+from posttrain_plugins.data.judging.labels import LABELLED
 from posttrain_plugins.losses.process_reward.metrics import EVEN
 from posttrain_plugins.trainers.valued import ValuedOptions, ValuedTrainer
 
@@ -63,24 +64,15 @@ class Prm(ValuedTrainer):
 
     def verdicts(self, row: Row, format: Format) -> Sequence[float]:
         """The labels as probabilities, whatever type the column has."""
-        labels = [float(label) for label in row["labels"]]
-        if not all(0 <= label <= 1 for label in labels):
-            raise DataError(
-                "the column `labels` says how likely each step is right",
-                found=repr(row["labels"])[:80],
-                expected="true, false or probabilities",
-            )
-        return labels
+        problem = labels_problem(row)
+        if problem:
+            raise DataError(problem, fix="give every step true, false or a probability")
+        return [float(label) for label in row["labels"]]
 
     def remarks(self, examples: Sequence[Example]) -> Sequence[str]:
-        """Labels that are all the same: a model learns nothing from them but to say so."""
-        labels = {label for example in examples for label in example.verdicts}
-        if len(labels) > 1 or not labels:
-            return ()
-        steps = sum(len(example.verdicts) for example in examples)
-        return (
-            f"all {steps} labels are {labels.pop():g}: there is nothing to tell right steps from wrong ones by",
-        )
+        """Labels that are all on one side: a model learns nothing from them but to say so."""
+        labels = (label for example in examples for label in example.verdicts)
+        return LABELLED["stepwise"].remarks(labels)
 
     def batch(self, scores: Scores, config: Any) -> ProcessRewardBatch:
         """Put the log-odds at the ends of steps beside the labels."""

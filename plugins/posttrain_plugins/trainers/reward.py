@@ -12,19 +12,19 @@ from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.format import Format
 from posttrain.contracts.loss import Family, Need, RewardBatch
 from posttrain.contracts.passage import Passage
-from posttrain.contracts.registration import Group
-from posttrain.contracts.stage import Finding, Inputs, Level
+from posttrain.contracts.registration import Group, load_target
+from posttrain.contracts.stage import Finding, Input, Inputs, Level
 from posttrain.contracts.trainer import Example, Judge, Scores
 from posttrain.errors import DataError
-from posttrain.registry.fields import BoundChoice
-from posttrain_plugins.data.formats.scored import number_problem
+from posttrain_plugins.data.formats.scored import scores_problem
+from posttrain_plugins.data.formats.values import MARGIN
 from posttrain_plugins.handoffs.lineage import certainty
+from posttrain_plugins.registrations.losses import REWARD
 from posttrain_plugins.trainers.valued import ValuedOptions, ValuedTrainer
+from posttrain_plugins.training.objective import known_needs
 from posttrain_plugins.training.options import EVALUATION
 
 Row = Mapping[str, Any]
-MARGIN = "margin"
-"""The column that says by how much the rewards of a row's answers should differ."""
 _SIDES = (1.0, 0.0)
 """What the answers of a preference are worth: the chosen one, the rejected one."""
 
@@ -64,26 +64,24 @@ class Reward(ValuedTrainer):
         return Judge.END
 
     def check(self, config: RewardOptions, inputs: Inputs) -> Iterable[Finding]:
-        """Report single answers for a loss that compares."""
+        """Report single answers for a loss that compares, and margins for one that does not read them."""
         yield from super().check(config, inputs)
-        if not isinstance(config.loss, BoundChoice):
-            return
-        if Need.RIVALS not in config.loss.plugin().needs_of(config.loss.config):
+        needs = known_needs(self, config)
+        if needs is None:
             return
         for port in ("data", EVALUATION):
             for data in inputs.get(port, ()):
-                if data.facts.format == "scored":
-                    message = (
-                        f"loss `{config.loss.name}` compares answers to one prompt, and the rows of {data.origin} "
-                        "hold one each"
-                    )
-                    fix = "use `loss: regression`, or rows in the format `ranked` or `preference`"
-                    yield Finding("trainer", Level.ERROR, certainty(data), message, port=port, fix=fix)
+                yield from _misfits(config.loss.name, needs, port, data)
 
     def rows(self, rows: Iterable[Row], format: Format, needs: frozenset[Need], seed: int) -> Iterator[Row]:
-        """Refuse a margin that only some rows have; mark rows from which a loss that compares would learn nothing."""
+        """Refuse a margin that only some rows have; mark rows from which a loss that compares would learn nothing.
+
+        A loss that does not read margins is given none.
+        """
         first: bool | None = None
         for number, row in enumerate(rows, 1):
+            if Need.MARGIN not in needs:
+                row = {name: value for name, value in row.items() if name != MARGIN}
             has = MARGIN in row
             first = has if first is None else first
             if has != first:
@@ -105,15 +103,10 @@ class Reward(ValuedTrainer):
 
     def verdicts(self, row: Row, format: Format) -> Sequence[float]:
         """The score of each answer, then the margin."""
-        margin = row.get(MARGIN, 0.0)
-        problem = number_problem(margin)
+        problem = scores_problem(row, format.columns)
         if problem:
-            raise DataError(
-                f"the column `{MARGIN}` needs a finite number: it {problem}",
-                found=repr(margin),
-                fix="CSV files hold text only; use JSONL for numbers, or leave the column out",
-            )
-        return (*map(float, _scores(row, format)), float(margin))
+            raise DataError(problem, fix="write a finite number; a margin may be left out of all rows")
+        return (*map(float, _scores(row, format)), float(row.get(MARGIN, 0.0)))
 
     def batch(self, scores: Scores, config: Any) -> RewardBatch:
         """Put each reward beside its score."""
@@ -140,6 +133,23 @@ class Reward(ValuedTrainer):
                 lesser = [other for worse, other in answers if worse < score]
                 right, total = right + sum(other < reward for other in lesser), total + len(lesser)
         return right, total
+
+
+def _misfits(loss: str, needs: frozenset[Need], port: str, data: Input) -> Iterable[Finding]:
+    """Report what a dataset lacks for a loss, or has for nothing."""
+    if Need.RIVALS in needs and data.facts.format == "scored":
+        message = f"loss `{loss}` compares answers to one prompt, and the rows of {data.origin} hold one each"
+        fix = "use `loss: regression`, or rows in the format `ranked` or `preference`"
+        yield Finding("trainer", Level.ERROR, certainty(data), message, port=port, fix=fix)
+    if Need.MARGIN not in needs and MARGIN in (data.facts.columns or ()):
+        message = f"the column `{MARGIN}` of {data.origin} is not used: loss `{loss}` does not read it"
+        fix = f"use a loss that does ({', '.join(_reading_margins())}), or leave the column"
+        yield Finding("trainer", Level.NOTE, certainty(data), message, port=port, fix=fix)
+
+
+def _reading_margins() -> list[str]:
+    """Return the built-in losses that read margins."""
+    return [each.name for each in REWARD if Need.MARGIN in load_target(each.target).needs]
 
 
 def _scores(row: Row, format: Format) -> Sequence[float]:

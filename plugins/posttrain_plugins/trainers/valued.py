@@ -54,6 +54,10 @@ class ValuedTrainer(OfflineTrainer):
             first, *others = cls.inputs
             cls.inputs = (replace(first, kinds=POLICY | {cls.kind}), *others)
 
+    def trained(self, config: ValuedOptions, parameters: int, width: int) -> int:
+        """All weights, or those of the new head, of two outputs at most."""
+        return 2 * width if config.trunk == "frozen" else parameters
+
     @abstractmethod
     def judged(self, examples: Sequence[Example], values: Mapping[int, Sequence[float]]) -> tuple[int, int]:
         """Count how often the model's numbers say what the rows say.

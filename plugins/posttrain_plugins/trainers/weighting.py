@@ -21,12 +21,14 @@ def desensitized(batch: PreferenceBatch, alpha: float) -> PreferenceBatch:
     shared = batch.chosen_tokens.minimum(batch.rejected_tokens)[tokens.example]
     counts = (tokens.place < shared).to(tokens.logp)
     counts = counts + alpha * (1 - counts)
-    chosen, rejected = _totals(batch, tokens.logp * counts)
-    made = replace(batch, chosen=chosen, rejected=rejected)
+    counted = replace(tokens, logp=tokens.logp * counts)
+    chosen, rejected = _totals(batch, counted.logp)
+    made = replace(batch, chosen=chosen, rejected=rejected, tokens=counted)
     if tokens.reference is None:
         return made
+    counted = replace(counted, reference=tokens.reference * counts)
     chosen, rejected = _totals(batch, tokens.reference * counts)
-    return replace(made, reference_chosen=chosen, reference_rejected=rejected)
+    return replace(made, reference_chosen=chosen, reference_rejected=rejected, tokens=counted)
 
 
 def policy_weights(batch: PreferenceBatch) -> Tensor:

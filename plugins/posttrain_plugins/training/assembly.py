@@ -29,7 +29,7 @@ from posttrain_plugins.training.layouts import LAYOUTS, Layout, choose_layout
 from posttrain_plugins.training.layouts.choice import Read
 from posttrain_plugins.training.memory import bytes_per_token, measured_tokens, recomputing
 from posttrain_plugins.training.microbatch import MicroBatch
-from posttrain_plugins.training.options import HELD, TOKENS, Precision, TrainingOptions
+from posttrain_plugins.training.options import Precision, TrainingOptions, held_positions
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.tally import gather
 
@@ -38,8 +38,6 @@ STEPS = 8
 KEPT = 1 << 30
 """Bytes of logits that are kept for the backward pass; more, of one long example, are computed again, a part at a
 time."""
-FLOAT = 4
-"""Bytes of a float32."""
 PRECISIONS: Mapping[Precision, torch.dtype | None] = {
     "float32": None,
     "bfloat16": torch.bfloat16,
@@ -121,7 +119,7 @@ def _arranged(
 def bounded(stepper: Stepper, tokens: int) -> Budget:
     """Return a budget of so many tokens whose logits take no more memory than a device should hold of them."""
     budget = budget_of(stepper.model, stepper.head, tokens)
-    held = max(1, HELD[stepper.device.type] // (FLOAT * vocabulary_of(stepper.model)))
+    held = held_positions(stepper.device.type, vocabulary_of(stepper.model))
     return Budget(budget.tokens, min(held, budget.supervised or held))
 
 
@@ -213,8 +211,9 @@ def _asked(config: TrainingOptions, parallel: Parallel) -> dict[str, Any]:
 
 
 def _tokens(config: TrainingOptions, stepper: Stepper, steps: Sequence[Sequence[Example]]) -> int:
-    if config.micro_batch_tokens != "auto":
-        return config.micro_batch_tokens or TOKENS[stepper.device.type]
+    given = config.budget(stepper.device.type)
+    if given is not None:
+        return given
     trainable = sum(tensor.numel() for tensor in stepper.model.parameters() if tensor.requires_grad)
     longest = sorted((each for step in steps for each in step), key=lambda each: each.longest, reverse=True)
     largest = max(stepper.layout.size(step) for step in steps)

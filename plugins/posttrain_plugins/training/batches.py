@@ -233,6 +233,10 @@ class Deal:
         """All examples of the step, by round and rank."""
         return [example for parts in self.rounds for part in parts for example in part]
 
+    def done(self, rounds: int) -> int:
+        """How many examples all ranks have computed after so many rounds."""
+        return sum(len(part) for parts in self.rounds[:rounds] for part in parts)
+
     def of(self, rank: int) -> list[Sequence[Example]]:
         """Return the micro-batches of one rank."""
         return [parts[rank] for parts in self.rounds]

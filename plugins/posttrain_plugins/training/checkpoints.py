@@ -178,9 +178,13 @@ def _publish(temporary: Path, target: Path, needed: Sequence[int]) -> None:
     for name in [*names, MANIFEST]:
         sync(temporary / name)
     sync(temporary)
-    _remove(target)
+    replaced = target.with_name(f".{target.name}.old")
+    _remove(replaced)
+    if target.is_dir():
+        target.rename(replaced)
     temporary.rename(target)
     sync(target.parent)
+    _remove(replaced)
 
 
 def damage(directory: Path) -> str | None:

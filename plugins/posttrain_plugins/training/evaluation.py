@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from posttrain.contracts.trainer import Example
-from posttrain.errors import StageError, TrainingDiverged
+from posttrain.errors import SpecError, TrainingDiverged
 from posttrain_plugins.training.options import EVALUATION, TrainingOptions
-from posttrain_plugins.training.step import Stepper
+from posttrain_plugins.training.step import Pause, Stepper, unheard
 
 Metrics = Mapping[str, float]
 
@@ -65,10 +65,10 @@ class Best:
         """Refuse metrics without the one to judge by.
 
         Raises:
-            StageError: It is not among them.
+            SpecError: It is not among them.
         """
         if self.metric not in metrics:
-            raise StageError(
+            raise SpecError(
                 "the evaluation has no such metric",
                 where="metric_for_best_model",
                 found=self.metric,
@@ -101,6 +101,8 @@ class Evaluation:
         counts: Key figures of the set.
         reference: As `Stepper.reference`, for the rows of this set.
         last: What the last evaluation came to.
+        pause: Called with how many examples are done, and of how many; may raise to stop, on all ranks at once.
+        owed: Whether one was broken off, with which a resume begins.
     """
 
     stepper: Stepper
@@ -110,6 +112,8 @@ class Evaluation:
     counts: Mapping[str, float] = field(default_factory=dict)
     reference: Mapping[int, Tensor] | None = None
     last: dict[str, float] = field(default_factory=dict)
+    pause: Pause = unheard
+    owed: bool = False
 
     def due(self, step: int, steps: int) -> bool:
         """Say whether to evaluate after a step."""
@@ -120,12 +124,13 @@ class Evaluation:
 
         Raises:
             TrainingDiverged: The loss is not finite.
-            StageError: The metric to judge by is not among them.
+            SpecError: The metric to judge by is not among them.
+            Interrupted: The stage was asked to stop.
         """
         training = self.stepper.reference
         self.stepper.reference = self.reference
         try:
-            result = self.stepper.evaluate(self.examples)
+            result = self.stepper.evaluate(self.examples, self.pause)
         finally:
             self.stepper.reference = training
         if not math.isfinite(result.loss):
@@ -156,10 +161,10 @@ class Evaluation:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"last": self.last, "best": self.best and self.best.state()}
+        return {"last": self.last, "best": self.best and self.best.state(), "owed": self.owed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.last = dict(state["last"])
+        self.last, self.owed = dict(state["last"]), state.get("owed", False)
         if self.best is not None:
             self.best.restore(state["best"])

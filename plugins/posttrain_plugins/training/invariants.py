@@ -24,6 +24,11 @@ ODD = 2
 _UNKNOWN = 0.1
 _MOST = 0.5
 _SEVERAL = 4
+_KNOW = (
+    "`posttrain data inspect DATA --model MODEL --tokens` shows them; start from a model whose tokenizer knows these "
+    "characters (`model.init` makes one of the rows at its port `data`), or mend rows read in a wrong encoding"
+)
+"""What to do about tokens that the tokenizer does not know."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class StepZero:
         sequences = [sequence for example in examples for sequence in example.sequences]
         for text in self._oddities(examples, sequences):
             self.warn(f"step 0: {text}")
-        _refuse(self._faults(examples, sequences))
+        _refuse(self._faults(examples, sequences), _KNOW if self._unknown(sequences) > _MOST else None)
 
     def check_scores(
         self, trainer: Trainer, config: Any, metrics: Mapping[str, float], result: StepResult
@@ -123,7 +128,7 @@ class StepZero:
         if self.prompts and all(sequence.predicted >= len(sequence.tokens) - 1 for sequence in sequences):
             yield "every token of every sequence is learned, prompts too"
         if _UNKNOWN < (unknown := self._unknown(sequences)) <= _MOST:
-            yield f"{unknown:.0%} of the {self._looked_at} are unknown to the tokenizer"
+            yield f"{unknown:.0%} of the {self._looked_at} are unknown to the tokenizer; {_KNOW}"
         distinct = {
             (tuple(each.tokens), tuple(each.images)) for example in examples for each in example.sequences[:1]
         }
@@ -166,7 +171,9 @@ class StepZero:
         return sum(map(test, sequences)) / max(len(sequences), 1)
 
 
-def _refuse(problems: Iterable[str]) -> None:
+def _refuse(problems: Iterable[str], fix: str | None = None) -> None:
     found = list(problems)
     if found:
-        raise StageError("training would start from a wrong state", where="step 0", found="; ".join(found))
+        raise StageError(
+            "training would start from a wrong state", where="step 0", found="; ".join(found), fix=fix
+        )

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer import TRAINER_STATE_NAME
 
 from posttrain.contracts.trainer import Example
-from posttrain.errors import TrainingDiverged
+from posttrain.errors import Interrupted, TrainingDiverged
 from posttrain_plugins.models.wrappers import never_wrapped
 from posttrain_plugins.training.batches import DataOrder, StepSampler
 from posttrain_plugins.training.checkpoints import (
@@ -159,7 +159,16 @@ class Loop(transformers.Trainer):
         assert self.evaluation is not None, "nobody asks for an evaluation without a set"
         step, best = self.state.global_step, self.evaluation.best
         started = time.monotonic()
-        metrics = self.evaluation.measure(step)
+        try:
+            metrics = self.evaluation.measure(step)
+        except Interrupted:
+            if step == 0:
+                raise
+            # What was learned is worth a checkpoint; a resume begins with this evaluation.
+            self.evaluation.owed = True
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
+        self.evaluation.owed = False
         self.paused += time.monotonic() - started
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -195,9 +204,14 @@ class Loop(transformers.Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         weights = self.weights(f"after step {self.state.global_step}", trainable=True)
+        fill = partial(self._fill, weights)
+        self.checkpoints.write(self.state.global_step, fill, self.needed, self.parallel)
+
+    @property
+    def needed(self) -> list[int]:
+        """Steps of the checkpoints that the next one needs beside itself."""
         best = None if self.evaluation is None else self.evaluation.best
-        needed = [best.step] if best and best.step and self.config.load_best_model_at_end else []
-        self.checkpoints.write(self.state.global_step, partial(self._fill, weights), needed, self.parallel)
+        return [best.step] if best and best.step and self.config.load_best_model_at_end else []
 
     def _fill(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
         assert self.optimizer is not None and self.lr_scheduler is not None
@@ -205,9 +219,13 @@ class Loop(transformers.Trainer):
         if self.parallel.rank > 0:
             return
         save_weights(directory / WEIGHTS, weights)
+        self.write_progress(directory, self.lr_scheduler.state_dict())
+
+    def write_progress(self, directory: Path, scheduler: Mapping[str, Any]) -> None:
+        """Write what a checkpoint knows beside weights, optimizer and random generators."""
         if self.ended:
             (directory / FINISHED).touch()
-        save_state(directory, {"scheduler": self.lr_scheduler.state_dict(), **self._progress()}, PROGRESS)
+        save_state(directory, {"scheduler": scheduler, **self._progress()}, PROGRESS)
         self.state.save_to_json(str(directory / TRAINER_STATE_NAME))
 
     def weights(self, when: str, trainable: bool = False) -> Mapping[str, torch.Tensor]:
@@ -261,6 +279,8 @@ class Loop(transformers.Trainer):
     @property
     def ended(self) -> bool:
         """Whether training came to its end, or to a point from which it is no use to go on."""
+        if self.evaluation is not None and self.evaluation.owed:
+            return False
         best = self.evaluation and self.evaluation.best
         last = self.state.global_step >= self.args.max_steps
         return last or self.halted or bool(best and best.exhausted)

@@ -42,12 +42,39 @@ class MixedOptions(TrainingOptions):
 
 def known_needs(trainer: Trainer, config: Any) -> frozenset[Need] | None:
     """Return what a trainer's losses and options need of a batch; None where a loss is not bound to its plugin."""
+    parts = _parts(config)
+    if parts is None:
+        return None
+    needs = [each.plugin.needs_of(each.config) for each in parts]
+    return frozenset().union(trainer.needs(config), *needs)
+
+
+def known_metrics(config: Any) -> frozenset[str] | None:
+    """Return the names of the metrics of an evaluation; None where a loss does not say what it tells."""
+    parts = _parts(config)
+    if parts is None:
+        return None
+    told = parts[0].plugin.metrics if isinstance(config.loss, Choice) else mixed(parts, None).plugin.metrics
+    return None if told is None else told | {"loss"}
+
+
+def repeated(config: Any) -> str | None:
+    """Return the name of a loss that stands twice in a list with the same options."""
+    seen: list[Choice] = []
+    for each in [] if isinstance(config.loss, Choice) else config.loss:
+        if each in seen:
+            return str(each.name)
+        seen.append(each)
+    return None
+
+
+def _parts(config: Any) -> list[Component] | None:
+    """Return the losses that options name; None where one is not bound to its plugin."""
     chosen = config.loss
     losses: list[Any] = [chosen] if isinstance(chosen, Choice) else list(chosen)
     if not all(isinstance(each, BoundChoice) and each.plugin is not None for each in losses):
         return None
-    needs = [each.plugin().needs_of(each.config) for each in losses]
-    return frozenset().union(trainer.needs(config), *needs)
+    return [Component(each.name, each.plugin(), each.config) for each in losses]
 
 
 def mixed(parts: Sequence[Component], weights: Sequence[float] | None) -> Component:

@@ -10,21 +10,16 @@ from posttrain.artifacts.kinds import POLICY, Kind, PolicyFacts
 from posttrain.contracts.stage import Certainty, Estimate, Finding, Input, Inputs, Level, Port, Prediction
 from posttrain.contracts.trainer import Supervise, Trainer
 from posttrain.registry.fields import BoundChoice
+from posttrain.wording import did_you_mean
 from posttrain_plugins.data.tokens.token_rows import FORMATS as TOKENIZED
 from posttrain_plugins.handoffs.lineage import certainty
 from posttrain_plugins.models.quantized import recorded
+from posttrain_plugins.preparation.weights import column_problem
+from posttrain_plugins.training.footprint import Footprint
+from posttrain_plugins.training.objective import known_metrics, repeated
 from posttrain_plugins.training.optimizers import OPTIMIZERS
-from posttrain_plugins.training.options import EVALUATION, HELD, LOG_PROBS, TOKENS, TrainingOptions
-from posttrain_plugins.training.peft_options import adapter_size
+from posttrain_plugins.training.options import EVALUATION, LOG_PROBS, TrainingOptions
 from posttrain_plugins.training.schedules import FITTED
-
-FLOAT = 4
-"""Bytes of a float32: weights, gradients and each of Adam's two moments."""
-ACTIVATIONS = 17
-"""Floats a layer keeps for its backward pass, by token and unit of width (Korthikanti et al. 2022, eq. 2)."""
-
-TYPICAL = 1024
-"""Tokens of a long sequence, where neither the options nor the model bound it."""
 
 _TINY_BATCH = 8
 """Rows of a step of a smoke run, whose datasets are small too."""
@@ -34,7 +29,7 @@ class OfflineTrainer(Trainer):
     """Base of trainers whose steps come from a dataset: model and data in, model or adapter out."""
 
     target = "posttrain_plugins.training.ranks:run"
-    shared = {"training loop": 4}
+    shared = {"training loop": 5}
     """Rises when a change of the loop changes results: trainers of other plugins are driven by it too."""
     preload = ("torch", "transformers.trainer")
     tiny = {"max_steps": 2, "num_train_epochs": None, "logging_steps": 1}
@@ -103,6 +98,7 @@ class OfflineTrainer(Trainer):
         yield from _check_columns(config, inputs)
         yield from self._check_tokenized(config, inputs)
         yield from _check_evaluation(config, inputs)
+        yield from _check_losses(config)
         package = OPTIMIZERS[config.optim].package
         if package is not None and importlib.util.find_spec(package) is None:
             message = f"optim `{config.optim}` needs {package}, which is not installed"
@@ -117,62 +113,20 @@ class OfflineTrainer(Trainer):
                     message = f"{', '.join(ignored)} would be ignored: {data.origin} is tokenized already"
                     yield _error(port, data, message, "give it to `data.tokenize` instead")
 
-    def estimate(self, config: TrainingOptions, inputs: Inputs) -> Estimate | None:
-        """Estimate the memory from above: as if every token of a full micro-batch were supervised."""
-        facts: PolicyFacts = inputs["model"][0].facts
-        shape = (facts.layers, facts.width, facts.embeddings)
-        if inputs["model"][0].kind is not Kind.MODEL or facts.parameters is None or None in shape:
-            return None
-        layers, width, embeddings = (int(size or 0) for size in shape)
-        trainable = facts.parameters
-        if config.adapter is not None:
-            trainable = adapter_size(config.adapter, layers, width, embeddings)
-        inside = min(trainable, embeddings * width) if config.adapter is None else 0
-        state = OPTIMIZERS[config.optim].floats(trainable, inside)
-        state += trainable if config.optim_args.get("momentum") else 0
-        tokens, longest, bound = self._micro_batch(config, facts.context)
-        kept = 1 if config.gradient_checkpointing else ACTIVATIONS
-        activations = tokens * width * (layers * kept + ACTIVATIONS)
-        # An example stays whole, however many logits it has.
-        scored = min(tokens, max(max(HELD.values()) // (FLOAT * embeddings), self.sequences * longest))
-        floats = (1 + config.copies) * trainable + state + activations + 2 * scored * embeddings
-        weights = facts.parameters * FLOAT
-        if config.quantization is not None:
-            weights = _quantized(facts.parameters, 2 * embeddings * width, config.quantization.bits)
-        return Estimate(
-            parameters=facts.parameters,
-            trainable=trainable,
-            memory_bytes=weights + floats * FLOAT,
-            note=f"{bound}, with micro-batches of {tokens} tokens",
-        )
+    def estimate(self, config: TrainingOptions, inputs: Inputs, gpus: int = 0) -> Estimate | None:
+        """Estimate the memory of a rank from above."""
+        found = Footprint.of(self, config, inputs["model"][0], "cuda" if gpus else "cpu")
+        return None if found is None else found.estimate()
 
-    def _micro_batch(self, config: TrainingOptions, context: int | None) -> tuple[int, int, str]:
-        """Return tokens of a micro-batch and of its longest sequence, and whether these are bounds.
-
-        What `auto` will measure is not known: at least one example has to fit.
-        """
-        if config.micro_batch_tokens == "auto":
-            longest = config.max_length or context or TYPICAL
-            return self.sequences * longest, longest, "at least"
-        tokens = config.micro_batch_tokens or max(TOKENS.values())
-        longest = config.max_length or context or tokens
-        return (
-            min(tokens, config.batch_size * self.sequences * longest),
-            longest,
-            "at most",
-        )
+    def trained(self, config: Any, parameters: int, width: int) -> int:
+        """Return how many weights are trained without an adapter, of a model of so many and this hidden size."""
+        return parameters
 
 
 def _added(config: TrainingOptions) -> tuple[str, ...]:
     """Return the output ports that callbacks add."""
     bound = (choice for choice in config.callbacks if isinstance(choice, BoundChoice))
     return tuple(dict.fromkeys(port for each in bound for port in each.plugin().ports(each.config)))
-
-
-def _quantized(parameters: int, kept: int, bits: int) -> int:
-    """Bytes of weights in few bits with a scale for each 64 or more; embeddings and head, `kept`, stay as they are."""
-    kept = min(parameters, kept)
-    return (parameters - kept) * (2 * bits + 1) // 16 + kept * FLOAT
 
 
 def _check_quantization(config: TrainingOptions, model: Input) -> Iterable[Finding]:
@@ -207,17 +161,9 @@ def _check_vision(config: TrainingOptions, model: Input) -> Iterable[Finding]:
 def _check_columns(config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:
     for port in ("data", EVALUATION):
         for data in inputs.get(port, ()):
-            columns = data.facts.columns
-            if config.weight_column is None or columns is None or config.weight_column in columns:
-                continue
-            if data.facts.format in TOKENIZED:
-                continue
-            yield _error(
-                port,
-                data,
-                f"not every row has the weight column `{config.weight_column}`",
-                f"name one of {', '.join(columns)}, or leave weight_column out",
-            )
+            problem = column_problem(data, config.weight_column)
+            if problem is not None and data.facts.format not in TOKENIZED:
+                yield _error(port, data, *problem)
 
 
 def _check_evaluation(config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:
@@ -230,6 +176,24 @@ def _check_evaluation(config: TrainingOptions, inputs: Inputs) -> Iterable[Findi
             port=EVALUATION,
             fix=f"connect a dataset that is not trained on to `{EVALUATION}`, or leave these options out",
         )
+
+
+def _check_losses(config: TrainingOptions) -> Iterable[Finding]:
+    """Report a loss that stands twice in a list, and a metric to judge by that none of the losses tells."""
+    if not hasattr(config, "loss"):
+        return
+    twice = repeated(config)
+    if twice is not None:
+        message = f"the loss `{twice}` stands twice in `loss`, with the same options"
+        fix = "leave one out; how much it counts is said by `loss_weights`"
+        yield Finding("trainer", Level.ERROR, Certainty.VERIFIED, message, fix=fix)
+    told = known_metrics(config) if config.selects else None
+    if told is not None and config.metric_for_best_model.removeprefix(f"{EVALUATION}/") not in told:
+        known = [f"{EVALUATION}/{name}" for name in sorted(told)]
+        message = f"metric_for_best_model is `{config.metric_for_best_model}`, which no evaluation has"
+        hint = did_you_mean(config.metric_for_best_model, known)
+        fix = f"{f'{hint} ' if hint else ''}There are {', '.join(known)}"
+        yield Finding("trainer", Level.ERROR, Certainty.VERIFIED, message, fix=fix)
 
 
 def _error(port: str, found: Input, message: str, fix: str) -> Finding:

@@ -298,16 +298,30 @@ class TrainingOptions(StageConfig):
         """What the forward and backward passes are computed in."""
         return "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
 
+    def budget(self, device: str) -> int | None:
+        """Return the tokens of a micro-batch on a device, `cpu` or `cuda`; None where that is to be measured."""
+        return None if self.micro_batch_tokens == "auto" else self.micro_batch_tokens or TOKENS[device]
+
     @property
     def copies(self) -> int:
         """How many further copies of the trained weights are kept while training goes on."""
         return 0
 
     @property
+    def selects(self) -> bool:
+        """Whether evaluations are compared by a metric."""
+        return self.load_best_model_at_end or self.early_stopping_patience is not None
+
+    @property
     def evaluates(self) -> list[str]:
         """The options given that mean nothing without an evaluation set."""
         names = ("eval_steps", "eval_on_start", "load_best_model_at_end", "early_stopping_patience")
         return [name for name in names if self._given(name)]
+
+
+def held_positions(device: str, vocabulary: int) -> int:
+    """Return of how many tokens a micro-batch holds the logits at most, on a device, `cpu` or `cuda`."""
+    return max(1, HELD[device] // (4 * vocabulary))
 
 
 def _details(option: str, kind: str, model: type[Config], given: Mapping[str, Any]) -> Config:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from posttrain.contracts.component import Component
 from posttrain.contracts.registration import Group, load_target
 from posttrain.contracts.stage import Outcome, StageContext
+from posttrain.execution.machine import uncollected
 from posttrain_plugins.launchers.local import together
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def run(context: StageContext) -> Outcome:
 
 def _on_rank(backend: Component, context: StageContext, place: Place) -> Outcome:
     """Train as one of the ranks; what rank 0 returns counts."""
-    from posttrain_plugins.training.stage import train
+    with uncollected():
+        from posttrain_plugins.training.stage import train
 
     parallel: Parallel = load_target(backend.plugin.target)(place, backend.config)
     try:

@@ -10,11 +10,11 @@ from posttrain.contracts.component import Component, NoOptions
 from posttrain.contracts.loss import Loss, Need
 from posttrain.contracts.stage import Level, Outcome, StageContext
 from posttrain.contracts.trainer import Example, Trainer
-from posttrain.errors import Interrupted
 from posttrain_plugins.backends.single import Single
 from posttrain_plugins.data.log_probs import LogProbsConfig, log_prob_facts
 from posttrain_plugins.models.policy import Policy, open_policy, usable_device
 from posttrain_plugins.preparation.dataset import prepared_data
+from posttrain_plugins.stopping import pauses
 from posttrain_plugins.trainers.dpo import Dpo
 from posttrain_plugins.trainers.kto import Kto
 from posttrain_plugins.training.assembly import KEPT, PRECISIONS, STEPS, bounded, computing
@@ -46,13 +46,9 @@ def run(context: StageContext) -> Outcome:
         policy = open_policy(source, context, device=usable_device(), quantization=config.quantization)
         needs = frozenset({Need.MISMATCHED} if config.mismatched else ())
         examples = prepared_data(context, reader, policy, "data", needs).examples
-
-        def pause(done: int) -> None:
-            context.progress(done, len(examples), "rows")
-            if context.stopping:
-                raise Interrupted("scoring was asked to stop", where=f"row {done}")
-
-        found = scored(_stepper(context, policy, reader, examples), examples, config.tokens, pause)
+        pause, total = pauses(context, "rows", "scoring"), len(examples)
+        stepper = _stepper(context, policy, reader, examples)
+        found = scored(stepper, examples, config.tokens, lambda done: pause(done, total))
     write_log_probs(context.output(LOG_PROBS), found, log_probs_identity(config, source.digest, examples))
     facts = log_prob_facts(
         config, source.facts, data.facts.format, source.digest, data.digest, rows=len(examples)

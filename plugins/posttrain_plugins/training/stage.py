@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +15,13 @@ from torch import Tensor
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.backend import Parallel
 from posttrain.contracts.component import Component
-from posttrain.contracts.loss import REFERENCES, Need
 from posttrain.contracts.stage import Level, Outcome, StageContext
-from posttrain.contracts.trainer import Example, Supervise, Trainer
+from posttrain.contracts.trainer import Supervise, Trainer
 from posttrain.errors import Interrupted, StageError
 from posttrain_plugins.models.policy import Policy, open_policy, save_policy, usable_device
 from posttrain_plugins.models.quantized import is_quantized
 from posttrain_plugins.preparation.dataset import prepared_data
 from posttrain_plugins.preparation.examples import Prepared
-from posttrain_plugins.trainers.referenced import ReferencedOptions, ReferenceSync
 from posttrain_plugins.training.adapters import POLICY_TASK, Adapted, with_adapter
 from posttrain_plugins.training.assembly import STEPS, assemble
 from posttrain_plugins.training.batches import DataOrder, fullness
@@ -33,15 +31,10 @@ from posttrain_plugins.training.evaluation import Best, Evaluation
 from posttrain_plugins.training.head import vocabulary_of
 from posttrain_plugins.training.invariants import Marks, StepZero
 from posttrain_plugins.training.loop import Loop
-from posttrain_plugins.training.moving import MovingReference
 from posttrain_plugins.training.objective import objective
-from posttrain_plugins.training.options import EVALUATION, LOG_PROBS, TrainingOptions
-from posttrain_plugins.training.reference import (
-    given_log_probs,
-    log_probs_identity,
-    reference_identity,
-    reference_log_probs,
-)
+from posttrain_plugins.training.options import EVALUATION, TrainingOptions
+from posttrain_plugins.training.owed import settled
+from posttrain_plugins.training.reference_source import ReferenceSource
 from posttrain_plugins.training.setting import (
     arguments,
     deterministic,
@@ -70,15 +63,16 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
     trainer = _trainer(context)
     loss = objective(context)
     with deterministic(config.seed), ExitStack() as stack:
-        policy = open_trained(context) if trainer.valued else _open(context)
+        with parallel.loading() as device:
+            policy = (open_trained if trainer.valued else _open)(context, device or usable_device())
+            adapted = _adapted(context, policy, task_of(context) if trainer.valued else POLICY_TASK)
+            model = adapted.model
+            stack.enter_context(same_config(model))
+            if not trainer.dropout:
+                stack.enter_context(without_dropout(model))
+            parallel.prepare(model)
         needs = loss.plugin.needs_of(loss.config) | trainer.needs(config)
         prepared = prepared_data(context, trainer, policy, "data", needs)
-        adapted = _adapted(context, policy, task_of(context) if trainer.valued else POLICY_TASK)
-        model = adapted.model
-        stack.enter_context(same_config(model))
-        if not trainer.dropout:
-            stack.enter_context(without_dropout(model))
-        parallel.prepare(model)
         session = _session(context, policy, model, prepared, loss, parallel)
         figures, said = session.train()
         if said != f"{session.steps} steps":
@@ -118,9 +112,10 @@ class Session:
         checkpoint = self.loop.checkpoints.newest()
         if checkpoint is not None:
             self.context.note(f"going on from step {checkpoint.step} of {self.steps}")
+            checkpoint = settled(self.loop, checkpoint)
         if checkpoint is not None and checkpoint.finished:
             self.loop.take_over(checkpoint)
-        else:
+        elif self.loop.evaluation is None or not self.loop.evaluation.owed:
             self.loop.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.path))
         if not self.loop.ended:
             raise Interrupted(
@@ -175,35 +170,8 @@ def _session(
         context.note(
             "dropout is active, and its masks depend on micro_batch_tokens: another cut, other numbers"
         )
-    if isinstance(config, ReferencedOptions) and config.reference_sync is not None:
-        loop.moving = _moving(context, loop, config.reference_sync, steps)
-    elif stepper.needs & REFERENCES:
-        visited = [prepared.examples[position] for position in order.visited(steps)]
-        if evaluation is not None:
-            held_out = evaluation.examples
-            evaluation.reference = _reference(context, policy, stepper, held_out, "evaluation-reference")
-        given = _given(context, policy, stepper, prepared.examples)
-        stepper.reference = given or _reference(context, policy, stepper, visited, "reference")
-    elif context.inputs.get(LOG_PROBS):
-        raise StageError("the log-probs would be ignored: no loss compares with a reference", where=LOG_PROBS)
+    ReferenceSource(context, policy, loop, steps).connect()
     return Session(context, loop, steps, companions)
-
-
-def _moving(context: StageContext, loop: Loop, sync: ReferenceSync, steps: int) -> MovingReference:
-    """Let the reference follow the policy."""
-    if not loop.stepper.needs & REFERENCES:
-        raise StageError(
-            "reference_sync would be ignored: no loss compares with a reference", fix="leave it out"
-        )
-    if steps <= sync.steps:
-        _warn(context, f"the reference never moves: there are {steps} steps, and it would after {sync.steps}")
-
-    def pause(done: int, total: int) -> None:
-        context.progress(done, total, "reference rows")
-
-    moving = MovingReference(loop, sync, steps, pause)
-    loop.add_callback(moving)
-    return moving
 
 
 def _step_zero(context: StageContext, policy: Policy, model: Any) -> StepZero:
@@ -229,48 +197,12 @@ def _steps(config: TrainingOptions, steps_per_epoch: int) -> int:
     return max(1, math.ceil(round(config.num_train_epochs * steps_per_epoch, 6)))
 
 
-def _given(
-    context: StageContext, policy: Policy, stepper: Stepper, examples: Sequence[Example]
-) -> dict[int, Tensor] | None:
-    """Return the log-probs at port `log_probs`, if something is connected to it."""
-    if not context.inputs.get(LOG_PROBS):
-        return None
-    identity = log_probs_identity(context.config, policy.artifact.digest, examples)
-    tokens = Need.REFERENCE_TOKENS in stepper.needs
-    return given_log_probs(context.input(LOG_PROBS), examples, identity, tokens)
-
-
-def _reference(
-    context: StageContext, policy: Policy, stepper: Stepper, examples: Sequence[Example], name: str
-) -> dict[int, Tensor]:
-    config = context.config
-    options = {
-        "precision": config.precision,
-        "seed": config.seed,
-        "tokens": Need.REFERENCE_TOKENS in stepper.needs,
-        "adapter": config.adapter and config.adapter.model_dump(mode="json"),
-        "quantization": config.quantization and config.quantization.model_dump(mode="json"),
-    }
-
-    def pause(done: int) -> None:
-        context.progress(done, len(examples), "reference rows")
-        if context.stopping:
-            raise Interrupted(
-                "training was asked to stop",
-                where=f"row {done} of the reference",
-                fix="`posttrain resume` starts it again",
-            )
-
-    identity = reference_identity(policy.artifact.digest, examples, options)
-    return reference_log_probs(stepper, examples, context.work / name, identity, pause)
-
-
-def _open(context: StageContext) -> Policy:
+def _open(context: StageContext, device: str) -> Policy:
     return open_policy(
         context.input("model"),
         context,
         trainable=True,
-        device=usable_device(),
+        device=device,
         quantization=context.config.quantization,
     )
 

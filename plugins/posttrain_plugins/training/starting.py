@@ -158,7 +158,10 @@ def _held(model: Any) -> Values:
     if any(hasattr(parameter, "ds_tensor") for parameter in trained.values()):
         raise StageError(
             "the starting policy cannot be kept beside weights that DeepSpeed's stage 3 partitions",
-            fix="use another backend, such as fsdp2",
+            where="backend",
+            found="deepspeed, stage 3",
+            expected="weights of which each rank holds whole ones or its own shards",
+            fix="use `backend: {name: fsdp2, ranks: N}`, which splits weights too, or `{name: deepspeed, stage: 2}`",
         )
     # `data` and not `detach()`: that contents come and go is no change a waiting backward pass should mind.
     return {name: _local(parameter.data) for name, parameter in trained.items()}

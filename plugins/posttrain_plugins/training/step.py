@@ -26,6 +26,13 @@ from posttrain_plugins.training.scorer import Scorer
 from posttrain_plugins.training.tally import StepResult, Tally, added
 from posttrain_plugins.training.whole import joined, slopes
 
+Pause = Callable[[int, int], None]
+"""Called with how many examples are done, and of how many."""
+
+
+def unheard(done: int, total: int) -> None:
+    """Stand in where nobody wants to know."""
+
 
 @dataclass
 class Stepper(Scorer):
@@ -70,10 +77,16 @@ class Stepper(Scorer):
             self.model.zero_grad()
             before.rewind(0)
 
-    def evaluate(self, examples: Sequence[Example]) -> StepResult:
-        """Return what a step of these examples would come to; no gradient, no dropout, no change of state."""
+    def evaluate(self, examples: Sequence[Example], pause: Pause = unheard) -> StepResult:
+        """Return what a step of these examples would come to; no gradient, no dropout, no change of state.
+
+        Args:
+            examples: Those of all ranks.
+            pause: Called on every rank after each micro-batch, with the examples that all ranks have done and the
+                number of all; may raise to stop, on all ranks at once.
+        """
         with evaluating(self.model):
-            return self._step(examples, learn=False)
+            return self._step(examples, learn=False, pause=pause)
 
     def _halve(self, examples: Sequence[Example], lacking: str) -> None:
         """Halve the budget, if this rank can start the step again and there is something to halve."""
@@ -103,16 +116,16 @@ class Stepper(Scorer):
         learned, asked = [example.learned for example in examples], Need.MISMATCHED in self.needs
         return learned, [each for example in examples if asked and (each := example.measured) is not None]
 
-    def _step(self, examples: Sequence[Example], learn: bool) -> StepResult:
+    def _step(self, examples: Sequence[Example], learn: bool, pause: Pause = unheard) -> StepResult:
         learned, measured = self._kinds(examples)
         dealt, tally, replay = self._dealt(learned), Tally(), Replay(self.device)
         parts = dealt.of(self.parallel.rank)
         apart = self._dealt(measured).of(self.parallel.rank) if measured else []
         with self._quick(max(map(self.layout.size, [*parts, *apart]))):
             if self._loss.scope is Scope.STEP:
-                state = self._as_a_whole(dealt, parts, replay, tally, learn)
+                state = self._as_a_whole(dealt, parts, replay, tally, learn, pause)
             else:
-                state = self._part_by_part(dealt, parts, apart, replay, tally, learn)
+                state = self._part_by_part(dealt, parts, apart, replay, tally, learn, pause)
         if learn:
             self.state = state
         return tally.result(
@@ -129,17 +142,20 @@ class Stepper(Scorer):
         replay: Replay,
         tally: Tally,
         learn: bool,
+        pause: Pause,
     ) -> State:
         """Call the loss on each micro-batch; measure the whole step first where the loss asks for that."""
         kept: dict[int, Scores] = {}
         stats: Stats = {}
-        if apart:
-            stats = self._measured(apart, Replay(self.device), {})
+        if Need.MISMATCHED in self.needs:
+            # Answers of other rows are all that such a loss measures; where there are none, there is nothing to score.
+            if apart:
+                stats = self._measured(apart, Replay(self.device), {}, partial(pause, 0, len(dealt.examples)))
         elif self._loss.measures:
             # A step of one micro-batch a rank is scored once; what it measures is taken from the same scores.
             if len(parts) == 1:
                 kept[0] = self._scored(parts[0])
-            stats = self._measured(parts, replay, kept)
+            stats = self._measured(parts, replay, kept, partial(pause, 0, len(dealt.examples)))
         state = self._advanced(stats, learn)
         for index, part in enumerate(parts):
             scores = kept.pop(index) if index in kept else replay.again(index, partial(self._scored, part))
@@ -153,14 +169,24 @@ class Stepper(Scorer):
             self._observe(scores, tally)
             if learn:
                 self._backward(share, last=index == len(parts) - 1)
+            pause(dealt.done(index + 1), len(dealt.examples))
         return state
 
     def _as_a_whole(
-        self, dealt: Deal, parts: Sequence[Sequence[Example]], replay: Replay, tally: Tally, learn: bool
+        self,
+        dealt: Deal,
+        parts: Sequence[Sequence[Example]],
+        replay: Replay,
+        tally: Tally,
+        learn: bool,
+        pause: Pause,
     ) -> State:
         """Call the loss once on the scores of all ranks; then back-propagate Σ (dL/ds)·s part by part."""
+        found: list[Scores] = []
         with torch.no_grad():
-            found = [replay.first(index, partial(self._scored, part)) for index, part in enumerate(parts)]
+            for index, part in enumerate(parts):
+                found.append(replay.first(index, partial(self._scored, part)))
+                pause(dealt.done(index + 1), len(dealt.examples))
         whole = self.referred(joined(dealt, found, self.parallel, self.wanted))
         with torch.no_grad():
             measured = self._loss.measure(self._batch(whole), self.loss.config, self.state)
@@ -182,13 +208,18 @@ class Stepper(Scorer):
         return state
 
     def _measured(
-        self, parts: Sequence[Sequence[Example]], replay: Replay, kept: Mapping[int, Scores]
+        self,
+        parts: Sequence[Sequence[Example]],
+        replay: Replay,
+        kept: Mapping[int, Scores],
+        pause: Callable[[], None],
     ) -> dict[str, Tensor]:
         """Return the loss's sums over the whole step and all ranks; the loss is shown no part without examples."""
         sums: dict[str, Tensor] = {}
         with torch.no_grad():
             for index, part in enumerate(parts):
                 scores = kept.get(index) or replay.first(index, partial(self._scored, part))
+                pause()
                 if not part:
                     continue
                 found = self._loss.measure(self._batch(scores), self.loss.config, self.state)

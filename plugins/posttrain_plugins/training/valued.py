@@ -16,9 +16,11 @@ from posttrain.contracts.stage import StageContext
 from posttrain.contracts.trainer import Example, StepEnds
 from posttrain.errors import StageError
 from posttrain_plugins.evaluation.rewards import values_of
+from posttrain_plugins.models.heads import FORMS
 from posttrain_plugins.models.policy import Policy, usable_device
-from posttrain_plugins.models.valued import FORMS, numbers, open_valued, save_valued
+from posttrain_plugins.models.valued import numbers, open_valued, save_valued
 from posttrain_plugins.models.valued_record import Probe, write_record
+from posttrain_plugins.stopping import pauses
 from posttrain_plugins.trainers.valued import ValuedTrainer
 from posttrain_plugins.training.adapters import Adapted
 from posttrain_plugins.training.head.value import value_parts
@@ -38,8 +40,8 @@ TRAINED = 512
 """Without held-out rows, so many of the trained ones are judged."""
 
 
-def open_trained(context: StageContext) -> Policy:
-    """Open what the training of a model that gives numbers starts from."""
+def open_trained(context: StageContext, device: str) -> Policy:
+    """Open what the training of a model that gives numbers starts from, on a device."""
     config = context.config
     policy = open_valued(
         context.input("model"),
@@ -47,7 +49,7 @@ def open_trained(context: StageContext) -> Policy:
         trainer_of(context).kind,
         seed=config.seed,
         trainable=True,
-        device=usable_device(),
+        device=device,
         quantization=config.quantization,
     )
     if config.trunk == "frozen":
@@ -164,7 +166,8 @@ class Keeping:
         )
 
     def _scores(self, model: Any) -> ScoreFacts:
-        values = values_of(model, self._examples, self.loop.stepper.budget.tokens)
+        pause = pauses(self.context, "judged rows", "training")
+        values = values_of(model, self._examples, self.loop.stepper.budget.tokens, pause)
         right, judged = self._trainer.judged(self._examples, values)
         every = [value for each in values.values() for value in each]
         way = self._trainer.supervise(self.context.config)

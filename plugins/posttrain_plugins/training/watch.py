@@ -9,6 +9,7 @@ from typing import Any
 import transformers
 
 from posttrain.contracts.stage import StageContext
+from posttrain.errors import Interrupted
 from posttrain_plugins.training.loop import Loop
 
 
@@ -18,6 +19,18 @@ class Watch(transformers.TrainerCallback):
     def __init__(self, context: StageContext, loop: Loop, steps: int) -> None:
         self.context, self.loop, self.steps = context, loop, steps
         self._since = 0.0
+        if loop.evaluation is not None:
+            loop.evaluation.pause = self.pause
+
+    def pause(self, done: int, total: int) -> None:
+        """Report how far an evaluation is, and break it off when stopping."""
+        self.context.progress(done, total, "evaluation rows")
+        if self.loop.parallel.agree(self.context.stopping):
+            raise Interrupted(
+                "training was asked to stop",
+                where=f"row {done} of an evaluation, after step {self.loop.state.global_step} of {self.steps}",
+                fix="`posttrain resume` begins with this evaluation",
+            )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock; evaluate the policy as it came, if that is asked for."""

@@ -10,6 +10,7 @@ from posttrain_plugins.data.formats.alpaca import Alpaca
 from posttrain_plugins.data.formats.implicit import FullPreference, HhRlhf, ImplicitPreference
 from posttrain_plugins.data.formats.inference import infer
 from posttrain_plugins.data.formats.language import Messages, Text
+from posttrain_plugins.data.formats.nicknames import meant
 from posttrain_plugins.data.formats.openai_chat import OpenAIChat, OpenAIPreference
 from posttrain_plugins.data.formats.passages import passage_of
 from posttrain_plugins.data.formats.preference import Preference, UnpairedPreference
@@ -30,6 +31,7 @@ __all__ = [
     "format_of",
     "infer_format",
     "listed",
+    "meant",
     "passage_of",
     "required",
     "resolved",
@@ -77,7 +79,11 @@ def format_of(name: str) -> Format:
         DataError: There is no such format.
     """
     if name not in _INSTANCES:
-        raise DataError(f"unknown dataset format `{name}`", expected=f"one of {listed(BUILT_IN)}")
+        raise DataError(
+            f"unknown dataset format `{name}`",
+            expected=f"one of {listed(BUILT_IN)}",
+            fix=meant(name, tuple(BUILT_IN)),
+        )
     return _INSTANCES[name]
 
 

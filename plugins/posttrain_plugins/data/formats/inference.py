@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from posttrain.contracts.format import Column, Format, Row
 from posttrain.errors import DataError
@@ -60,15 +60,16 @@ def infer(
             found=found,
             fix=f"choose one, for example `format: {best[0]}`: {choices}; other columns travel along unused",
         )
+    lacking = [f"`{name}` lacks `{column}`" for name, column in _nearly(formats, schema)]
     own = [f"{name}: {listed(each.columns)}" for name, each in formats.items() if each.becomes is None]
     others = [name for name, each in formats.items() if each.becomes is not None]
     needs = "; ".join([*own, *([f"or a format of other tools: {listed(others)}"] if others else [])])
     raise DataError(
-        "the columns fit no dataset format",
+        "; ".join(["the columns fit no dataset format", *lacking]),
         where=where,
         found=found,
         expected=needs,
-        fix="rename columns, for example `columns: {question: prompt, answer: completion}`",
+        fix="add what is missing, or rename columns, for example `columns: {question: prompt, answer: completion}`",
     )
 
 
@@ -86,6 +87,14 @@ def misleading(formats: Mapping[str, type[Format]], row: Row, name: str) -> set[
     ]
     schema = schema_of([row]).columns if others else {}
     return {column for each in others if each().fits(schema) for column in set(each.columns) - own}
+
+
+def _nearly(formats: Mapping[str, type[Format]], schema: Mapping[str, Column]) -> Iterator[tuple[str, str]]:
+    """Yield the canonical formats of which one column of three or more is missing."""
+    for name, format in formats.items():
+        missing = [column for column in format.columns if column not in schema]
+        if len(missing) == 1 and len(format.columns) > 2 and format.becomes is None:
+            yield name, missing[0]
 
 
 def _learned(name: str, format: type[Format]) -> str:

@@ -11,6 +11,11 @@ from posttrain_plugins.data.formats.passages import OPTIONAL, extras_problem, pa
 from posttrain_plugins.data.formats.schema import begins_with_prompt
 
 SIDES = ("chosen", "rejected")
+_AS_TRUTH = (
+    'write true or false (in Python: `row["label"] = row["label"] in (1, "1", "true")`), or choose '
+    "`format: prompt_completion` where it is no verdict on the completion"
+)
+"""What to do about labels that are no truth values."""
 
 
 class Preference(Format):
@@ -18,6 +23,7 @@ class Preference(Format):
 
     columns = ("prompt", *SIDES)
     optional = OPTIONAL
+    scalars = {values.MARGIN: float}
     conversions = {
         "unpaired_preference": conversions.both_sides,
         "prompt_completion": conversions.chosen_alone,
@@ -30,9 +36,9 @@ class Preference(Format):
         return super().fits(schema) and not any(begins_with_prompt(schema, side) for side in SIDES)
 
     def problem(self, row: Row) -> str | None:
-        """Refuse an empty side, one that repeats the prompt, and sides of different kinds."""
+        """Refuse an empty side, one that repeats the prompt, and a margin that is none."""
         judges = {"prompt": values.turns, "chosen": values.answer, "rejected": values.answer}
-        return values.first_problem(row, judges) or extras_problem(row)
+        return values.first_problem(row, judges) or values.margin_problem(row) or extras_problem(row)
 
     def passages(self, row: Row) -> Sequence[Passage]:
         """The better answer, then the worse one."""
@@ -44,6 +50,7 @@ class UnpairedPreference(Format):
 
     columns = ("prompt", "completion", "label")
     optional = OPTIONAL
+    scalars = {"label": bool}
     conversions = {
         "prompt_completion": conversions.good_alone,
         "messages": conversions.good_joined,
@@ -51,20 +58,27 @@ class UnpairedPreference(Format):
     }
 
     def fits(self, schema: Mapping[str, Column]) -> bool:
-        """A `label` of true and false; one of words is a column that travels along.
+        """A `label` of true and false; one of other words is a column that travels along.
 
-        Numbers are taken for labels too, to be refused: 0 and 1 must not turn bad answers into demonstrations.
+        Numbers and texts that spell a truth value are taken for labels too, to be read or refused: 0 and 1 must not
+        turn bad answers into demonstrations.
         """
-        return super().fits(schema) and bool({"boolean", "number"} & schema["label"].types.keys())
+        if not super().fits(schema):
+            return False
+        label = schema["label"]
+        return label.truths > 0 or not label.types.keys().isdisjoint({"boolean", "number"})
 
     def problem(self, row: Row) -> str | None:
         """Refuse an empty side and a label that is neither true nor false."""
-        judges = {"prompt": values.turns, "completion": values.answer, "label": values.truth}
-        problem = values.first_problem(row, judges) or extras_problem(row)
-        if problem and problem.startswith("`label` is number"):
-            return f"{problem}; where it is no verdict on the completion, choose `format: prompt_completion`"
-        return problem
+        judges = {"prompt": values.turns, "completion": values.answer}
+        return values.first_problem(row, judges) or label_problem(row) or extras_problem(row)
 
     def passages(self, row: Row) -> Sequence[Passage]:
         """The pair; the label is the trainer's business."""
         return (passage_of(row, "completion", row["prompt"], row["completion"]),)
+
+
+def label_problem(row: Row) -> str | None:
+    """Say what is wrong with the label of a row, or return None."""
+    problem = values.first_problem(row, {"label": values.truth})
+    return f"{problem}; {_AS_TRUTH}" if problem and row.get("label") is not None else problem

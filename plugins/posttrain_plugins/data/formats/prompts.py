@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from posttrain.contracts.format import Format, Row
+from posttrain.contracts.format import Column, Format, Row
 from posttrain.contracts.passage import Passage
 from posttrain_plugins.data.formats import conversions, values
 from posttrain_plugins.data.formats.passages import OPTIONAL, extras_problem, passage_of
+
+_ANSWERS = frozenset({"completions", "chosen", "rejected"})
+"""Columns that belong to answers: beside a prompt alone they are what is left of another format."""
 
 
 class Prompt(Format):
@@ -15,6 +18,10 @@ class Prompt(Format):
 
     columns = ("prompt",)
     optional = OPTIONAL
+
+    def fits(self, schema: Mapping[str, Column]) -> bool:
+        """A column `prompt`, and no answers that lack something, such as steps without their labels."""
+        return super().fits(schema) and _ANSWERS.isdisjoint(schema)
 
     def problem(self, row: Row) -> str | None:
         """Refuse an empty or malformed prompt."""

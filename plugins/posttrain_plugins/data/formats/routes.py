@@ -10,6 +10,7 @@ from posttrain.contracts.format import Conversion, Format, Row
 from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import as_messages, completion_messages
 from posttrain_plugins.data.formats import conversions, three_way
+from posttrain_plugins.data.formats.nicknames import meant
 from posttrain_plugins.data.formats.values import listed
 
 _EVERY: Mapping[tuple[str, str], Conversion] = {
@@ -65,10 +66,13 @@ def route(formats: Mapping[str, Format], source: str, target: str, *, every_answ
             ways[name] = Route((*way.formats, name), (*way.steps, chosen))
             waiting.append(name)
     if target not in ways:
+        misnamed = None if target in formats else meant(target, tuple(formats))
         raise DataError(
-            f"`{source}` rows do not become `{target}` rows",
+            f"there is no format `{target}`"
+            if misnamed
+            else f"`{source}` rows do not become `{target}` rows",
             expected=f"one of {listed(_reachable(formats, source))}",
-            fix="rows lack what the other format needs; another stage has to make it",
+            fix=misnamed or "rows lack what the other format needs; another stage has to make it",
         )
     return ways[target]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.contracts.format import Column, Row
+from posttrain_plugins.data.formats.scalars import truth_in
 from posttrain_plugins.data.formats.values import listed, type_name
 
 _SHAPES = 64
@@ -21,6 +22,7 @@ class _Seen:
     types: Counter[str] = field(default_factory=Counter)
     keys: set[str] = field(default_factory=set)
     starts: set[str] = field(default_factory=set)
+    truths: int = 0
 
 
 @dataclass
@@ -53,7 +55,12 @@ class Schema:
         """What each column holds."""
         return {
             name: Column(
-                dict(seen.types), frozenset(seen.keys), seen.types.total(), self.rows, frozenset(seen.starts)
+                dict(seen.types),
+                frozenset(seen.keys),
+                seen.types.total(),
+                self.rows,
+                frozenset(seen.starts),
+                seen.truths,
             )
             for name, seen in self._columns.items()
         }
@@ -100,6 +107,9 @@ def speaks_openai(schema: Mapping[str, Column]) -> bool:
 
 
 def _look_inside(seen: _Seen, value: Any) -> None:
+    if isinstance(value, str):
+        seen.truths += truth_in(value) is not None
+        return
     if isinstance(value, Mapping):
         _note(seen.keys, value)
         return

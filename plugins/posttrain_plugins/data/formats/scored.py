@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from posttrain.contracts.format import Column, Format, Row
@@ -17,6 +16,7 @@ class Scored(Format):
 
     columns = ("prompt", "completion", "score")
     optional = OPTIONAL
+    scalars = {"score": float, values.MARGIN: float}
     conversions = {
         "prompt_completion": conversions.score_left_out,
         "messages": conversions.joined,
@@ -29,8 +29,8 @@ class Scored(Format):
 
     def problem(self, row: Row) -> str | None:
         """Refuse an empty side, and a score that is no finite number."""
-        judges = {"prompt": values.turns, "completion": values.answer, "score": number_problem}
-        return values.first_problem(row, judges) or extras_problem(row)
+        judges = {"prompt": values.turns, "completion": values.answer}
+        return values.first_problem(row, judges) or scores_problem(row, self.columns) or extras_problem(row)
 
     def passages(self, row: Row) -> Sequence[Passage]:
         """The pair; the score is the trainer's business."""
@@ -42,6 +42,7 @@ class Ranked(Format):
 
     columns = ("prompt", "completions", "scores")
     optional = OPTIONAL
+    scalars = {values.MARGIN: float}
     conversions = {
         "scored": conversions.each_scored,
         "preference": conversions.best_and_worst,
@@ -50,8 +51,8 @@ class Ranked(Format):
 
     def problem(self, row: Row) -> str | None:
         """Refuse less than two completions, and scores that are not one finite number for each."""
-        judges = {"prompt": values.turns, "completions": _completions, "scores": _scores}
-        problem = values.first_problem(row, judges)
+        judges = {"prompt": values.turns, "completions": _completions}
+        problem = values.first_problem(row, judges) or scores_problem(row, self.columns)
         if problem:
             return problem
         answers, scores = len(row["completions"]), len(row["scores"])
@@ -66,11 +67,15 @@ class Ranked(Format):
         )
 
 
-def number_problem(value: Any) -> str | None:
-    """Judge a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"is {values.type_name(value) or 'null'}, not a number"
-    return None if math.isfinite(value) else f"is {value}, not a finite number"
+def scores_problem(row: Row, columns: Collection[str]) -> str | None:
+    """Say what is wrong with the numbers that a row gives its answers, or with its margin.
+
+    Args:
+        row: The row.
+        columns: Those that its format needs.
+    """
+    judges = {column: judge for column, judge in _JUDGES.items() if column in columns}
+    return values.first_problem(row, judges) or values.margin_problem(row)
 
 
 def _completions(value: Any) -> str | None:
@@ -80,4 +85,8 @@ def _completions(value: Any) -> str | None:
 
 
 def _scores(value: Any) -> str | None:
-    return values.entries(value, "scores", number_problem)
+    return values.entries(value, "scores", values.number)
+
+
+_JUDGES: Mapping[str, values.Judge] = {"score": values.number, "scores": _scores}
+"""Columns that say how good answers are."""

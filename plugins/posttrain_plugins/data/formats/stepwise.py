@@ -32,14 +32,10 @@ class Stepwise(Format):
 
     def problem(self, row: Row) -> str | None:
         """Refuse steps without labels, labels without steps, and labels that are no probability."""
-        judges = {"prompt": values.turns, "completions": _steps, "labels": _labels}
-        problem = values.first_problem(row, judges)
+        problem = values.first_problem(row, {"prompt": values.turns, "completions": _steps})
         if problem:
             return problem
-        steps, labels = len(row["completions"]), len(row["labels"])
-        if steps != labels:
-            return f"`labels` has {labels} entries for {steps} `completions`"
-        return extras_problem(row)
+        return labels_problem(row) or extras_problem(row)
 
     def passages(self, row: Row) -> Sequence[Passage]:
         """The prompt with all steps as one answer; `in_steps` tells where each ends."""
@@ -64,6 +60,15 @@ def in_steps(row: Row) -> Passage:
     return replace(passage_of(row, "completion", prompt, messages), steps=ends)
 
 
+def labels_problem(row: Row) -> str | None:
+    """Say what is wrong with the labels of a row whose steps are a list, or return None."""
+    problem = values.first_problem(row, {"labels": _labels})
+    if problem:
+        return problem
+    steps, labels = len(row["completions"]), len(row["labels"])
+    return None if steps == labels else f"`labels` has {labels} entries for {steps} `completions`"
+
+
 def _steps(value: Any) -> str | None:
     if not isinstance(value, list):
         return f"is {values.type_name(value) or 'null'}, not a list of steps"
@@ -79,12 +84,4 @@ def _steps(value: Any) -> str | None:
 
 
 def _labels(value: Any) -> str | None:
-    return values.entries(value, "labels", _label)
-
-
-def _label(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return None
-    if not isinstance(value, int | float):
-        return f"is {values.type_name(value) or 'null'}, not true, false or a probability"
-    return None if 0 <= value <= 1 else f"is {value}; a probability is from 0 to 1"
+    return values.entries(value, "labels", values.probability)

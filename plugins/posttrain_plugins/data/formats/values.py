@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from posttrain.wording import short
 from posttrain_plugins.data.conversation import INSTEAD_OF_CONTENT, content_text, message_problem
 
 Judge = Callable[[Any], str | None]
 """Says what is wrong with a value, to be read after its column's name, or returns None."""
 
+MARGIN = "margin"
+"""The column that says by how much the better answer of a row is better; reward models learn it where it is there."""
+WEIGHT = "weight"
+"""What a column of weights is called where nobody says otherwise."""
 _NAMED, _LONGEST_NAME = 20, 60
 _NAMES = {str: "string", bool: "boolean", int: "number", float: "number", list: "list", dict: "object"}
 
@@ -77,7 +83,39 @@ def answer(value: Any) -> str | None:
 
 def truth(value: Any) -> str | None:
     """Judge true or false."""
-    return None if isinstance(value, bool) else _is(value, "true or false")
+    return None if isinstance(value, bool) else f"is {_scalar(value)}, not true or false"
+
+
+def number(value: Any) -> str | None:
+    """Judge a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"is {_scalar(value)}, not a number"
+    return None if math.isfinite(value) else f"is {value}, not a finite number"
+
+
+def weight_problem(row: Mapping[str, Any], column: str) -> str | None:
+    """Judge the column of what a row's values are multiplied by; a row must have it."""
+    return first_problem(row, {column: _weight})
+
+
+def probability(value: Any) -> str | None:
+    """Judge true, false or a number from 0 to 1."""
+    if isinstance(value, bool):
+        return None
+    if not isinstance(value, int | float):
+        return f"is {_scalar(value)}, not true, false or a probability"
+    return None if 0 <= value <= 1 else f"is {value}; a probability is from 0 to 1"
+
+
+def margin_problem(row: Mapping[str, Any]) -> str | None:
+    """Judge the column `margin` of a row, where it has one."""
+    if MARGIN not in row:
+        return None
+    value = row[MARGIN]
+    negative = "; a margin is at least 0, as it says by how much the better answer is better"
+    problem = number(value) or (f"is {value}{negative}" if value < 0 else None)
+    other = f"where the column is something else, rename it: `columns: {{{MARGIN}: OTHER}}`"
+    return problem and f"`{MARGIN}` {problem}; {other}"
 
 
 def entries(value: Any, of: str, judge: Judge) -> str | None:
@@ -117,6 +155,17 @@ def _answer_problem(value: Sequence[Mapping[str, Any]]) -> str | None:
     if not content_text(first).strip() and not any(first.get(key) for key in INSTEAD_OF_CONTENT):
         return "has an empty answer"
     return None
+
+
+def _weight(value: Any) -> str | None:
+    return number(value) or (f"is {value}; a weight is at least 0" if value < 0 else None)
+
+
+def _scalar(value: Any) -> str:
+    """Return a value's type, and what it is where that is one number or text."""
+    name = type_name(value) or "null"
+    simple = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return f"the {name} {short(value)}" if simple else name
 
 
 def _is(value: Any, expected: str) -> str:

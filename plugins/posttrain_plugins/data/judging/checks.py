@@ -10,7 +10,8 @@ from typing import Any
 from posttrain.contracts.format import Row
 from posttrain.contracts.passage import Passage, Turns
 from posttrain.contracts.stage import Level
-from posttrain_plugins.data.conversation import content_text
+from posttrain_plugins.data.conversation import content_text, empty_answer
+from posttrain_plugins.data.formats.values import WEIGHT, weight_problem
 from posttrain_plugins.data.judging.flaws import flaws_of, turned_round, unused_system
 
 Find = Callable[[Row, Sequence[Passage]], str | None]
@@ -62,6 +63,8 @@ def turns(passage: Passage) -> list[Mapping[str, Any]]:
 
 
 def _identical(row: Row, passages: Sequence[Passage]) -> str | None:
+    if "gold" in row and row["gold"] == row.get("rejected"):
+        return "gold and rejected are the same"
     return "chosen and rejected are the same" if "identical_pairs" in _flaws(row) else None
 
 
@@ -82,9 +85,9 @@ def _without_answer(row: Row, passages: Sequence[Passage]) -> str | None:
 
 def _empty_answer(row: Row, passages: Sequence[Passage]) -> str | None:
     for passage in passages:
-        for number, message in enumerate(_answers(passage.completion), 1):
-            if not content_text(message).strip() and not message.get("tool_calls"):
-                return f"answer {number} is empty"
+        number = empty_answer(passage.completion)
+        if number is not None:
+            return f"answer {number} is empty"
     return None
 
 
@@ -183,8 +186,32 @@ def longer_than(limit: int) -> Check:
     )
 
 
+def weights_in(column: str | None) -> Check:
+    """Return the check for weights that no trainer takes.
+
+    Args:
+        column: What holds the rows' weights, which every row needs then; None looks at numbers in a column that is
+            called `weight`.
+    """
+
+    def find(row: Row, passages: Sequence[Passage]) -> str | None:
+        if column is None and not isinstance(row.get(WEIGHT), int | float):
+            return None
+        return weight_problem(row, column or WEIGHT)
+
+    return Check(
+        "weights that are no finite numbers of at least 0, which a trainer's `weight_column` refuses",
+        Level.WARNING if column is None else Level.ERROR,
+        find,
+        "give such rows a weight of at least 0; 0 leaves a row out. Of text in CSV files, name the column in "
+        "`json_columns` of `data.load`",
+    )
+
+
 CHECKS: Mapping[str, Check] = {
-    "identical-pair": Check("both sides of a pair are the same", Level.WARNING, _identical, "drop them"),
+    "identical-pair": Check(
+        "answers that are to be told apart are the same", Level.WARNING, _identical, "drop them"
+    ),
     "inverted-pair": Check(
         "a pair is ranked against its own scores",
         Level.WARNING,

@@ -21,13 +21,12 @@ from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.data.images.gallery import Gallery
 from posttrain_plugins.data.images.parts import has_images, placed, taken
 from posttrain_plugins.data.judging.flaws import unused_system
+from posttrain_plugins.data.judging.meaning import as_meant
 from posttrain_plugins.data.problems import Problems
-from posttrain_plugins.data.reading.columnar import unmerged
 from posttrain_plugins.data.reading.files import Entry, Readable, Row
 from posttrain_plugins.data.rows import encode_row
 from posttrain_plugins.data.splits import uniform
 
-_BESIDES = ("tools", "chat_template_kwargs")
 _WORDS = {"True": True, "False": False, "None": None}
 """How Python writes what JSON writes in small letters; CSV files that pandas made hold these."""
 
@@ -140,6 +139,11 @@ class Prepared:
         """Whether Arrow held the rows."""
         return self.rows.merged
 
+    @property
+    def textual(self) -> bool:
+        """Whether the file holds text alone."""
+        return self.rows.textual
+
     def entries(self) -> Iterator[Entry]:
         """Begin to read anew.
 
@@ -188,7 +192,7 @@ class _Made:
         `problems.check` raises what is wrong.
         """
         types: dict[str, tuple[str, str]] = {}
-        for place, row in self._unmerged():
+        for place, row in as_meant(self.prepared, self.format):
             problem = self.format.problem(row) or conflict(row, place, types)
             made: list[Row] = []
             if problem is None:
@@ -205,7 +209,7 @@ class _Made:
 
     def entries(self) -> Iterator[Entry]:
         """Yield canonical rows again, once all have been judged."""
-        for place, row in compress(self._unmerged(), self._suits):
+        for place, row in compress(as_meant(self.prepared, self.format), self._suits):
             for each in self.format.rows(row):
                 yield place, self._with_images(dict(each), place) if self.images else dict(each)
 
@@ -213,12 +217,6 @@ class _Made:
     def counts(self) -> dict[str, int]:
         """How many rows there were, and how many of them were left out or gave none."""
         return {"read": len(self._suits), "unsuited": self._skipped.count, "silent": self._said_nothing}
-
-    def _unmerged(self) -> Iterator[Entry]:
-        entries = self.prepared.entries()
-        if not self.prepared.merged:
-            return entries
-        return ((place, without_null_keys(row, self.format)) for place, row in entries)
 
     def _converted(self, row: Row, place: str) -> tuple[list[Row], str | None]:
         """Return what a row becomes, or what is wrong with its images."""
@@ -333,12 +331,6 @@ def _parse_json(row: Row, columns: tuple[str, ...]) -> str | None:
         except (ValueError, RecursionError) as error:
             return f"`{column}` is not valid JSON: {error}"
     return None
-
-
-def without_null_keys(row: Row, format: Format) -> Row:
-    """Return a row that Arrow held without the null keys that it gave turns and tools."""
-    columns = {*format.columns, *format.optional, *_BESIDES}
-    return {name: unmerged(value) if name in columns else value for name, value in row.items()}
 
 
 def conflict(row: Row, place: str, types: dict[str, tuple[str, str]]) -> str | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from posttrain_plugins.data.formats.values import WEIGHT, weight_problem
+
 PAIRED = frozenset({"preference", "three_way"})
 """Formats with a better and a worse answer."""
 MESSAGES = "messages"
+UNWEIGHABLE = "unusable_weights"
 _SETTING = ("system", "developer")
 """Turns that set the scene rather than speak."""
 _PROMPTS = ("system", "system_prompt")
@@ -25,8 +28,11 @@ def flaws_of(row: Mapping[str, Any], format: str) -> Iterator[str]:
     """Yield the flaws of a row that suits the format.
 
     `identical_pairs`: both sides of a pair are the same. `inverted_pairs`: the rejected side has the better score.
-    `answers_first`: the assistant speaks first in a conversation.
+    `answers_first`: the assistant speaks first in a conversation. `unusable_weights`: a column `weight` holds something
+    else than a finite number of at least 0.
     """
+    if WEIGHT in row and weight_problem(row, WEIGHT):
+        yield UNWEIGHABLE
     if format == MESSAGES:
         turns = (turn["role"] for turn in row["messages"])
         if next((role for role in turns if role not in _SETTING), None) == "assistant":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,11 @@ from posttrain_plugins.data.formats import Schema, format_of, infer_format
 from posttrain_plugins.data.formats.inference import SeveralFormats
 from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.data.judging.checks import Check
-from posttrain_plugins.data.judging.cleaning import conflict, without_null_keys
+from posttrain_plugins.data.judging.cleaning import conflict
+from posttrain_plugins.data.judging.labels import LABELLED, Labels, Sides
+from posttrain_plugins.data.judging.meaning import as_meant
 from posttrain_plugins.data.problems import RowsRefused
-from posttrain_plugins.data.reading.files import DataFile, Readable, open_file
+from posttrain_plugins.data.reading.files import DataFile, Entry, Readable, open_file
 from posttrain_plugins.data.rows import encode_row
 from posttrain_plugins.data.similarity.repeats import Repeats
 
@@ -191,12 +192,12 @@ def inspect_file(
     file = reading(open_file(path))
     unread = Problem("unreadable", "rows that cannot be read", Level.ERROR, "mend the file")
     schema = Schema()
-    for place, row in _readable(file, None):
+    for place, row in _readable(file.entries(), None):
         schema.add(row, place)
     try:
         format = given or format_of(name or infer_format(schema.columns, file.source, schema.told()))
     except DataError as error:
-        list(_readable(file, unread))
+        list(_readable(file.entries(), unread))
         title = "several formats fit" if isinstance(error, SeveralFormats) else "no format fits"
         unknown = Problem("format", title, Level.ERROR, error.fix)
         unknown.add(file.source, error.message + (f" ({error.found})" if error.found else ""))
@@ -208,16 +209,14 @@ def inspect_file(
     def judge(row: Row, place: str) -> str | None:
         return format.problem(row) or conflict(dict(row), place, types) or _unwritable(row, place)
 
-    rows = _readable(file, unread)
-    if file.merged:
-        rows = ((place, without_null_keys(row, format)) for place, row in rows)
+    rows = _readable(as_meant(file, format), unread)
     return inspect(rows, format, found, checks, judge, (unread,))
 
 
-def _readable(file: Readable, unread: Problem | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _readable(entries: Iterator[Entry], unread: Problem | None) -> Iterator[Entry]:
     """Yield what can be read of a file, and note what cannot."""
     try:
-        yield from file.entries()
+        yield from entries
     except DataError as error:
         if unread is None:
             return
@@ -244,20 +243,30 @@ class _Whole:
 
     def __init__(self, format: str, columns: tuple[str, ...]) -> None:
         self._repeats = Repeats(format, columns)
-        self._labels: Counter[bool] = Counter()
-        self._labelled = format == "unpaired_preference"
+        self._rows = 0
+        self._sides = Sides()
+        self._labelled = LABELLED.get(format)
 
     def add(self, row: Row) -> None:
+        self._rows += 1
         self._repeats.add(row)
-        if self._labelled:
-            self._labels[row["label"]] += 1
+        if self._labelled is not None:
+            self._sides.add(self._labelled.of(row))
 
     def problems(self) -> Iterator[Problem]:
         for code, count in self._repeats.counts().items():
             fix = "`data.dedup` drops repeated rows" if code == "repeated_rows" else None
             yield Problem(code.replace("_", "-"), _REPEATS.get(code, code), Level.WARNING, fix, count)
-        total = self._labels.total()
-        rare = min(self._labels[True], self._labels[False])
-        if total >= _FEW and rare < _RARE * total:
-            title = f"good and bad completions are {self._labels[True]} to {self._labels[False]}"
-            yield Problem("unbalanced-labels", title, Level.WARNING, "weight them in the loss", max(rare, 1))
+        if self._labelled is not None:
+            yield from self._one_sided(self._labelled, self._sides)
+
+    def _one_sided(self, labelled: Labels, sides: Sides) -> Iterator[Problem]:
+        title = labelled.one_class(sides)
+        if title is not None:
+            yield Problem("one-class", title, Level.WARNING, labelled.fix, self._rows)
+        elif sides.total >= _FEW and min(sides.above, sides.below) < _RARE * sides.total:
+            title = f"{labelled.yes} and {labelled.no} {labelled.what} are {sides.above} to {sides.below}"
+            rare = min(sides.above, sides.below)
+            yield Problem(
+                "unbalanced-labels", title, Level.WARNING, "add more of the rarer ones, or weight them", rare
+            )

@@ -1,4 +1,4 @@
-"""CSV with a header; every value is a string."""
+"""CSV with a header; every value is a string, and what it means is the format's business."""
 
 from __future__ import annotations
 

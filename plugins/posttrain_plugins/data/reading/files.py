@@ -29,6 +29,10 @@ class Readable(Protocol):
     def merged(self) -> bool:
         """Whether Arrow held the rows, which gives the objects of a list the keys of all of them."""
 
+    @property
+    def textual(self) -> bool:
+        """Whether the file holds text alone, numbers and truth values too."""
+
     def entries(self) -> Iterator[Entry]:
         """Begin to read anew.
 
@@ -46,12 +50,14 @@ class Table:
         rows: The rows.
         places: One for each row, such as `line 7`.
         merged: Whether Arrow held the rows.
+        textual: Whether their file holds text alone.
     """
 
     source: str
     rows: list[Row]
     places: list[str]
     merged: bool = False
+    textual: bool = False
 
     def entries(self) -> Iterator[Entry]:
         """Yield the rows with their places."""
@@ -66,11 +72,13 @@ class DataFile:
         source: Its name in messages.
         read: Begins to read it.
         merged: Whether Arrow held the rows.
+        textual: Whether the file holds text alone.
     """
 
     source: str
     read: Callable[[], Iterator[Entry]]
     merged: bool = False
+    textual: bool = False
 
     def entries(self) -> Iterator[Entry]:
         """Yield the rows with their places.
@@ -107,7 +115,7 @@ def open_file(path: Path, part: str | None = None) -> DataFile:
         return DataFile(source, lambda: numbered_entries(rows()), merged=True)
     suffix = path.suffix.lower()
     if suffix in _PLAIN:
-        return DataFile(str(path), lambda: _PLAIN[suffix](path))
+        return DataFile(str(path), lambda: _PLAIN[suffix](path), textual=suffix in _TEXTUAL)
     if suffix in _COLUMNAR:
         return DataFile(str(path), lambda: numbered_entries(_COLUMNAR[suffix](path)), merged=True)
     raise DataError(
@@ -125,7 +133,8 @@ def read_table(path: Path, part: str | None = None) -> Table:
     """
     file = open_file(path, part)
     entries = list(file.entries())
-    return Table(file.source, [row for _, row in entries], [place for place, _ in entries], file.merged)
+    rows, places = [row for _, row in entries], [place for place, _ in entries]
+    return Table(file.source, rows, places, file.merged, file.textual)
 
 
 def is_plain(path: Path) -> bool:
@@ -150,6 +159,7 @@ _PLAIN: dict[str, Callable[[Path], Iterator[Entry]]] = {
     ".json": json_array.read,
     ".csv": delimited.read,
 }
+_TEXTUAL = frozenset({".csv"})
 _COLUMNAR: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".parquet": columnar.parquet,
     ".arrow": columnar.arrow,

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.stage import Outcome, StageContext
-from posttrain.errors import DataError, Interrupted
+from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import tools_of
 from posttrain_plugins.data.derivation import write_derived
 from posttrain_plugins.data.formats.passages import arguments_of
@@ -20,6 +20,7 @@ from posttrain_plugins.data.match_prompts import MatchPromptsConfig
 from posttrain_plugins.data.rows import read_rows
 from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.models.policy import Policy, open_policy, usable_device
+from posttrain_plugins.stopping import pauses
 from posttrain_plugins.training.head.paths import parts_of
 
 STRENGTH = 1.0
@@ -39,14 +40,10 @@ def run(context: StageContext) -> Outcome:
     rows = read_rows(data)
     _require(rows, config.column)
     policy = open_policy(context.input("model"), context, device=usable_device())
-
-    def pause(done: int) -> None:
-        context.progress(done, len(rows), "prompts")
-        if context.stopping:
-            raise Interrupted("embedding prompts was asked to stop", where=f"row {done}")
-
+    pause = pauses(context, "prompts", "embedding prompts")
     prompts = [_prompt(row, policy, config.max_length) for row in rows]
-    features = standardized(embeddings(policy, prompts, config.batch_tokens, pause))
+    told = embeddings(policy, prompts, config.batch_tokens, lambda done: pause(done, len(rows)))
+    features = standardized(told)
     good = torch.tensor([row["label"] for row in rows])
     likely = probabilities(features, good, config.sample, config.seed)
     weights = density_ratio(likely, good, config.min_ratio, config.max_ratio).tolist()

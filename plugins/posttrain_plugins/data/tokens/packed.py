@@ -11,6 +11,7 @@ from posttrain_plugins.data.pack import PackConfig, packed_facts, row_length
 from posttrain_plugins.data.tokens.documents import Documents
 from posttrain_plugins.data.tokens.packing import Piece, best_fit, efficiency, split, wrap
 from posttrain_plugins.data.tokens.token_rows import FLUSH, TokenRows, TokenWriter
+from posttrain_plugins.stopping import pauses
 
 Row = Sequence[Piece]
 """The pieces that share a row."""
@@ -33,11 +34,11 @@ def run(context: StageContext) -> Outcome:
     rows = _ordered(STRATEGIES[config.strategy](documents, capacity, config.orphans))
     if not rows:
         raise DataError("no document has a piece to learn from", where="data.pack", fix="use longer rows")
-    prompts = list(documents.rows.prompts())
+    prompts, pause = list(documents.rows.prompts()), pauses(context, "rows", "packing")
     with TokenWriter(context.output("data"), documents.rows.roles) as writer:
         for part in _parts(rows):
             writer.add(documents.gather(part), [_prompts(row, prompts) for row in part])
-            context.progress(writer.rows, len(rows), "rows")
+            pause(writer.rows, len(rows))
     context.describe("data", Kind.DATASET, packed_facts(config, facts, len(rows)))
     figures = _figures(documents, rows, capacity)
     for text in _notes(figures):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.stage import Outcome, StageContext
-from posttrain.errors import Interrupted
+from posttrain.execution.environment import variables
 from posttrain_plugins.data.rows import PROMPTS, ROWS
 from posttrain_plugins.data.tokenize import MADE, TokenizeConfig, token_facts
 from posttrain_plugins.data.tokens.token_rows import FORMATS, Records, TokenWriter
 from posttrain_plugins.preparation.accounts import Account
 from posttrain_plugins.preparation.dataset import named_format
 from posttrain_plugins.preparation.examples import CHUNK, Preparation, require_rows
+from posttrain_plugins.stopping import pauses
 from posttrain_plugins.templates.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -68,14 +69,13 @@ def run(context: StageContext) -> Outcome:
     source, model = context.input("data"), context.input("model")
     roles = FORMATS[MADE[source.facts.format]]
     account, work = Account(), Workers(partial(_work, context, config), roles)
+    pause = pauses(context, "rows", "tokenizing")
     with tokenizer_threads(), TokenWriter(context.output("data"), roles) as writer:
         for done in ahead(work, read_lines(source.path), threads()):
             account.take(done.account)
             if done.batch is not None:
                 writer.add(done.batch, done.prompts)
-            context.progress(account.rows, source.facts.rows, "rows")
-            if context.stopping:
-                raise Interrupted("tokenizing was asked to stop", where=f"row {account.rows}")
+            pause(account.rows, source.facts.rows)
         rows = writer.rows
     require_rows(account, config.max_length or model.facts.context)
     context.describe("data", Kind.DATASET, token_facts(config, source.facts, model.facts, rows))
@@ -136,20 +136,8 @@ def tokenizer_threads() -> Iterator[None]:
     They may not elsewhere, as processes are forked there; nothing forks in the block.
     """
     wanted = {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(threads())}
-    before = {name: os.environ.get(name) for name in wanted}
-    _set(wanted)
-    try:
+    with variables(wanted):
         yield
-    finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str] | Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def read_lines(directory: Path) -> Iterator[Lines]:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, State, Stats, Term
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.likelihood import MarginOptions, expm1_until, logistic, token_means, told
+from posttrain_plugins.losses.likelihood import TOLD, MarginOptions, expm1_until, logistic, token_means, told
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +60,7 @@ class AlphaPo(Loss):
 
     family = Family.PREFERENCE
     config = AlphaPoOptions
+    metrics = TOLD
 
     def __call__(
         self, batch: PreferenceBatch, config: AlphaPoOptions, stats: Stats, state: State

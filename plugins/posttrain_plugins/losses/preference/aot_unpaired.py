@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posttrain.contracts.loss import LossOutput, PreferenceBatch, Scope, State, Stats, Term
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.likelihood import logistic
+from posttrain_plugins.losses.likelihood import TOLD, logistic
 from posttrain_plugins.losses.preference.metrics import rewards
 from posttrain_plugins.losses.preference.referenced import ReferencedLoss, SmoothedOptions, log_ratios
 from posttrain_plugins.losses.preference.transport import coupling
@@ -35,6 +35,7 @@ class AotUnpaired(ReferencedLoss):
 
     config = SmoothedOptions
     scope = Scope.STEP
+    metrics = TOLD
 
     def __call__(
         self, batch: PreferenceBatch, config: SmoothedOptions, stats: Stats, state: State

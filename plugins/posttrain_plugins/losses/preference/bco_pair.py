@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from posttrain.contracts.loss import LossOutput, PreferenceBatch, State, Stats
+from posttrain_plugins.losses.likelihood import TOLD
 from posttrain_plugins.losses.preference.referenced import BetaOptions, ReferencedLoss, log_ratios
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class BcoPair(ReferencedLoss):
         ...        reference_chosen=[-5.0], reference_rejected=[-3.0])
         0.6265
     """
+
+    metrics = TOLD | {"rewards/shift"}
 
     def begin(self, config: BetaOptions) -> State:
         """Return the mean of no rewards."""

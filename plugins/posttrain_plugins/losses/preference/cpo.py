@@ -7,7 +7,7 @@ from pydantic import Field
 from posttrain.contracts.component import Config
 from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, State, Stats, Term
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.likelihood import SMOOTHING, likelihood, logistic, told, widened
+from posttrain_plugins.losses.likelihood import SMOOTHING, TOLD, likelihood, logistic, told, widened
 
 
 class CpoOptions(Config):
@@ -43,6 +43,7 @@ class Cpo(Loss):
 
     family = Family.PREFERENCE
     config = CpoOptions
+    metrics = TOLD
 
     def __call__(self, batch: PreferenceBatch, config: CpoOptions, stats: Stats, state: State) -> LossOutput:
         """Return a value for each pair, and the likelihood of the chosen answers."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from posttrain.contracts.component import Config
 from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, State, Stats, Term
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.likelihood import likelihood, logistic, token_means, told
+from posttrain_plugins.losses.likelihood import TOLD, likelihood, logistic, token_means, told
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +49,7 @@ class Orpo(Loss):
 
     family = Family.PREFERENCE
     config = OrpoOptions
+    metrics = TOLD | {"odds/log_ratio", "nll/chosen"}
 
     def __call__(self, batch: PreferenceBatch, config: OrpoOptions, stats: Stats, state: State) -> LossOutput:
         """Return the likelihood of the chosen answers, and a value for each pair."""

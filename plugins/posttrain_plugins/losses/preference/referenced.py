@@ -10,6 +10,7 @@ from pydantic import Field
 from posttrain.contracts.component import Config
 from posttrain.contracts.loss import Family, Loss, LossOutput, Need, PreferenceBatch, State, Stats, Term
 from posttrain.contracts.reduction import EXAMPLE_MEAN
+from posttrain_plugins.losses.likelihood import TOLD
 from posttrain_plugins.losses.preference.metrics import rewards
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ReferencedLoss(Loss):
     family = Family.PREFERENCE
     config: ClassVar[type[BetaOptions]] = BetaOptions
     needs = frozenset({Need.REFERENCE})
+    metrics = TOLD
 
     def __call__(self, batch: PreferenceBatch, config: Any, stats: Stats, state: State) -> LossOutput:
         """Return one term with a value for each pair, in nats."""

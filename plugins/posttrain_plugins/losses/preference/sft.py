@@ -5,7 +5,7 @@ from __future__ import annotations
 from posttrain.contracts.component import NoOptions
 from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, State, Stats, Term
 from posttrain.contracts.reduction import RoleTokenMean
-from posttrain_plugins.losses.likelihood import likelihoods
+from posttrain_plugins.losses.likelihood import LIKELIHOODS, likelihoods
 
 
 class Sft(Loss):
@@ -30,6 +30,7 @@ class Sft(Loss):
     """
 
     family = Family.PREFERENCE
+    metrics = LIKELIHOODS
 
     def __call__(self, batch: PreferenceBatch, config: NoOptions, stats: Stats, state: State) -> LossOutput:
         """Return one term with a value for each pair, in nats."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from posttrain.contracts.loss import Family, Loss, LossOutput, PreferenceBatch, State, Stats, Term
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.likelihood import MarginOptions, likelihood, logistic, token_means, told
+from posttrain_plugins.losses.likelihood import TOLD, MarginOptions, likelihood, logistic, token_means, told
 
 
 class SimpoOptions(MarginOptions):
@@ -44,6 +44,7 @@ class Simpo(Loss):
 
     family = Family.PREFERENCE
     config = SimpoOptions
+    metrics = TOLD
 
     def __call__(
         self, batch: PreferenceBatch, config: SimpoOptions, stats: Stats, state: State

@@ -9,6 +9,8 @@ from posttrain.contracts.loss import ProcessRewardBatch
 if TYPE_CHECKING:
     from torch import Tensor
 
+DIAGNOSTICS = frozenset({"accuracy", "steps/probability", "steps/label", "answers/accuracy"})
+"""The metrics that `diagnostics` returns."""
 EVEN = 0.5
 """The label of a step that may as well be wrong as right."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from posttrain.contracts.component import NoOptions
 from posttrain.contracts.loss import Family, Loss, LossOutput, ProcessRewardBatch, State, Stats, Term
 from posttrain.contracts.reduction import TOKEN_MEAN
-from posttrain_plugins.losses.process_reward.metrics import diagnostics
+from posttrain_plugins.losses.process_reward.metrics import DIAGNOSTICS, diagnostics
 
 
 class StepCrossEntropy(Loss):
@@ -35,6 +35,7 @@ class StepCrossEntropy(Loss):
     """
 
     family = Family.PROCESS_REWARD
+    metrics = DIAGNOSTICS
 
     def __call__(
         self, batch: ProcessRewardBatch, config: NoOptions, stats: Stats, state: State

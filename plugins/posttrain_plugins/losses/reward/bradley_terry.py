@@ -7,7 +7,7 @@ from pydantic import Field
 from posttrain.contracts.component import Config
 from posttrain.contracts.loss import Family, Loss, LossOutput, Need, RewardBatch, State, Stats, Term
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.reward.metrics import diagnostics, mean_by_example
+from posttrain_plugins.losses.reward.metrics import DIAGNOSTICS, diagnostics, mean_by_example
 
 
 class BradleyTerryOptions(Config):
@@ -24,9 +24,10 @@ class BradleyTerry(Loss):
     """L = −log σ(r⁺ − r⁻ − m) + c (r⁺ + r⁻)², averaged over the pairs of a prompt, then over prompts.
 
     r⁺ and r⁻ are the rewards of a better and a worse answer, m is the row's `margin` (0 without that column) and c is
-    `center`. To be used for pairs, and for several ranked answers where only the order of each two counts: then every
-    two answers with different scores are a pair, and a prompt counts once however many it has. Only differences of
-    rewards are learned; centring fixes where 0 is.
+    `center`. Every two answers with different scores are a pair, and a prompt counts once however many it has. Only
+    differences of rewards are learned; centring fixes where 0 is.
+
+    When to use: pairs, and several ranked answers where only the order of each two counts.
 
     Reduction: the mean over examples. Bradley and Terry 1952; over all pairs of a prompt: Ouyang et al. 2022, eq. 1
     (https://arxiv.org/abs/2203.02155); the margin: Touvron et al. 2023, eq. 2 (https://arxiv.org/abs/2307.09288);
@@ -42,7 +43,8 @@ class BradleyTerry(Loss):
 
     family = Family.REWARD
     config = BradleyTerryOptions
-    needs = frozenset({Need.RIVALS})
+    needs = frozenset({Need.RIVALS, Need.MARGIN})
+    metrics = DIAGNOSTICS
 
     def __call__(
         self, batch: RewardBatch, config: BradleyTerryOptions, stats: Stats, state: State

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+DIAGNOSTICS = frozenset({"accuracy", "rewards/margin", "rewards/chosen", "rewards/rejected", "rewards/mean"})
+"""The metrics that `diagnostics` returns."""
+
+
 def diagnostics(batch: RewardBatch) -> dict[str, Tensor]:
     """Return the metrics of a batch, detached; those of pairs are left out where no answer is better than another."""
     reward = batch.reward.detach()

@@ -5,16 +5,17 @@ from __future__ import annotations
 from posttrain.contracts.component import NoOptions
 from posttrain.contracts.loss import Family, Loss, LossOutput, Need, RewardBatch, State, Stats, Term
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.reward.metrics import diagnostics
+from posttrain_plugins.losses.reward.metrics import DIAGNOSTICS, diagnostics
 
 
 class PlackettLuce(Loss):
     """L = Σᵢ [ log(exp rᵢ + Σ_{j worse than i} exp rⱼ) − rᵢ ], averaged over prompts.
 
     i runs over the answers to a prompt that are better than some other one: the best is drawn from all, the second
-    best from what is left, and so on. Answers with equal scores are not contrasted with each other. To be used where
-    prompts have several ranked answers: each is contrasted with all worse ones at once, while `bradley_terry` looks
-    at two at a time. For two answers both are the same.
+    best from what is left, and so on. Answers with equal scores are not contrasted with each other.
+
+    When to use: prompts with several ranked answers: each is contrasted with all worse ones at once, while
+    `bradley_terry` looks at two at a time. For two answers both are the same.
 
     Reduction: the mean over examples. Plackett 1975 (https://doi.org/10.2307/2346567); for reward models with several
     answers: Zhu et al. 2023, eq. 10 (https://arxiv.org/abs/2301.11270). A row's `margin` is not used.
@@ -29,6 +30,7 @@ class PlackettLuce(Loss):
 
     family = Family.REWARD
     needs = frozenset({Need.RIVALS})
+    metrics = DIAGNOSTICS
 
     def __call__(self, batch: RewardBatch, config: NoOptions, stats: Stats, state: State) -> LossOutput:
         """Return one term with a value for each prompt, in nats."""

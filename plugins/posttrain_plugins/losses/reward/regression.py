@@ -5,16 +5,17 @@ from __future__ import annotations
 from posttrain.contracts.component import NoOptions
 from posttrain.contracts.loss import Family, Loss, LossOutput, RewardBatch, State, Stats, Term
 from posttrain.contracts.reduction import SEQUENCE_MEAN
-from posttrain_plugins.losses.reward.metrics import diagnostics
+from posttrain_plugins.losses.reward.metrics import DIAGNOSTICS, diagnostics
 
 
 class Regression(Loss):
     """L = (r − s)², averaged over answers.
 
-    r is the reward of an answer and s its score. To be used where the data says how good an answer is and not only
-    which is better: ratings of helpfulness, shares of tests that pass, fitted ratings. Scores of the size of 1 learn
-    best, since the loss grows with their square. Rows of preferences are scored 1 for the better answer and 0 for the
-    worse one.
+    r is the reward of an answer and s its score. Scores of the size of 1 learn best, since the loss grows with their
+    square. Rows of preferences are scored 1 for the better answer and 0 for the worse one.
+
+    When to use: where the data says how good an answer is and not only which is better: ratings of helpfulness, shares
+    of tests that pass, fitted ratings.
 
     Reduction: the mean over sequences. As in Wang et al. 2023 (https://arxiv.org/abs/2311.09528). A row's `margin` is
     not used.
@@ -26,6 +27,7 @@ class Regression(Loss):
     """
 
     family = Family.REWARD
+    metrics = DIAGNOSTICS | {"rewards/error"}
 
     def __call__(self, batch: RewardBatch, config: NoOptions, stats: Stats, state: State) -> LossOutput:
         """Return one term with a value for each answer."""

@@ -7,7 +7,7 @@ from pydantic import Field
 from posttrain.contracts.component import Config
 from posttrain.contracts.loss import Family, Loss, LossOutput, State, Stats, Term, ThreeWayBatch
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.likelihood import SMOOTHING, likelihood, logistic, told, widened
+from posttrain_plugins.losses.likelihood import SMOOTHING, TOLD, likelihood, logistic, told, widened
 
 
 class TpoOptions(Config):
@@ -43,6 +43,7 @@ class Tpo(Loss):
 
     family = Family.THREE_WAY
     config = TpoOptions
+    metrics = TOLD | {"logps/gold"}
 
     def __call__(self, batch: ThreeWayBatch, config: TpoOptions, stats: Stats, state: State) -> LossOutput:
         """Return a value for each pair, and the likelihood of the gold answers."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from posttrain.contracts.loss import Family, Loss, LossOutput, State, Stats, Term, ThreeWayBatch
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.likelihood import MarginOptions, likelihood, logistic, token_means, told
+from posttrain_plugins.losses.likelihood import TOLD, MarginOptions, likelihood, logistic, token_means, told
 
 
 class TpoLOptions(MarginOptions):
@@ -46,6 +46,7 @@ class TpoL(Loss):
 
     family = Family.THREE_WAY
     config = TpoLOptions
+    metrics = TOLD | {"logps/gold"}
 
     def __call__(self, batch: ThreeWayBatch, config: TpoLOptions, stats: Stats, state: State) -> LossOutput:
         """Return a value for each pair, and the likelihood of the gold answers."""

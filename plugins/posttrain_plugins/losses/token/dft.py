@@ -30,6 +30,7 @@ class Dft(Loss):
     """
 
     family = Family.TOKEN
+    metrics = frozenset({"token_accuracy", "entropy", "dft/probability"})
 
     def __call__(self, batch: TokenBatch, config: NoOptions, stats: Stats, state: State) -> LossOutput:
         """Return a value for each supervised token, in nats."""

@@ -44,6 +44,7 @@ class Focal(Loss):
 
     family = Family.TOKEN
     config = FocalOptions
+    metrics = frozenset({"token_accuracy", "entropy", "focal/factor"})
 
     def __call__(self, batch: TokenBatch, config: FocalOptions, stats: Stats, state: State) -> LossOutput:
         """Return a value for each supervised token, in nats."""

@@ -41,6 +41,7 @@ class LabelSmoothing(Loss):
     family = Family.TOKEN
     config = LabelSmoothingOptions
     needs = frozenset({Need.MEAN_LOGP})
+    metrics = frozenset({"token_accuracy", "entropy", "nll/token"})
 
     def __call__(
         self, batch: TokenBatch, config: LabelSmoothingOptions, stats: Stats, state: State

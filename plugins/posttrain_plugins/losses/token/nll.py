@@ -13,6 +13,8 @@ class Nll(Loss):
     The mean is taken over tokens, so a long answer weighs more than a short one, and no split of the step
     changes it.
 
+    When to use: demonstrations to be learned as they are; the plain choice for supervised fine-tuning.
+
     Example:
         One answer whose two tokens have the probabilities 1/2 and 1/4: (ln 2 + ln 4) / 2
 
@@ -22,6 +24,7 @@ class Nll(Loss):
     """
 
     family = Family.TOKEN
+    metrics = frozenset({"token_accuracy", "entropy"})
 
     def __call__(self, batch: TokenBatch, config: NoOptions, stats: Stats, state: State) -> LossOutput:
         """Return one term with a value for each supervised token, in nats."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posttrain.contracts.loss import Family, Loss, LossOutput, Need, State, Stats, Term, UnpairedBatch
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.unpaired.metrics import diagnostics
+from posttrain_plugins.losses.unpaired.metrics import DIAGNOSTICS, diagnostics
 from posttrain_plugins.losses.unpaired.options import SidedOptions
 
 
@@ -14,8 +14,9 @@ class ApoZeroUnpaired(Loss):
     Good answers become more likely than under the reference and bad ones less, each by itself; that is KTO's loss with
     z = 0, so no answers of other rows are scored. λ_D and λ_U are `desirable_weight` and `undesirable_weight`.
 
-    Use it where the good answers are better than what the policy says by itself. D'Oosterlinck et al. 2024, eq. 7,
-    answer by answer (https://arxiv.org/abs/2408.06266).
+    When to use: where the good answers are better than what the policy says by itself.
+
+    Source: D'Oosterlinck et al. 2024, eq. 7, answer by answer (https://arxiv.org/abs/2408.06266).
 
     Example:
         A good answer with β r = ln 3 and a bad one with β r = 0: (1/4 + 1/2) / 2
@@ -28,6 +29,7 @@ class ApoZeroUnpaired(Loss):
     family = Family.UNPAIRED
     config = SidedOptions
     needs = frozenset({Need.REFERENCE})
+    metrics = DIAGNOSTICS
 
     def __call__(self, batch: UnpairedBatch, config: SidedOptions, stats: Stats, state: State) -> LossOutput:
         """Return one term with a value for each answer."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from posttrain.contracts.loss import Family, Loss, LossOutput, Need, State, Stats, Term, UnpairedBatch
 from posttrain.contracts.reduction import EXAMPLE_MEAN
 from posttrain_plugins.losses.preference.referenced import BetaOptions
-from posttrain_plugins.losses.unpaired.metrics import diagnostics
+from posttrain_plugins.losses.unpaired.metrics import DIAGNOSTICS, diagnostics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,13 +19,16 @@ class Bco(Loss):
 
     r = log π(y|x)/π_ref(y|x). δ is the mean of β r over all answers that training has seen up to this step, this
     step's with it; it has no gradient and is part of a checkpoint. It takes out what all rewards have in common, so
-    that the classifier is left with what tells good answers from bad ones.
+    that the classifier is left with what tells good answers from bad ones. Each answer counts once in it, whatever its
+    row weighs: the weights that belong to this loss are density ratios of prompts, by which the loss is corrected and
+    not the mean of the rewards (in `bco_pair` a pair of weight 2 is two pairs, and δ is weighted).
 
-    Use it as an alternative to KTO where answers are judged one by one: its gradient does not vanish for answers that
-    are far on the wrong side. Where good and bad answers come from different prompts, weigh the bad ones by how likely
-    their prompts are among the good ones: `data.match_prompts` makes such a `weight_column`. Jung et al. 2024
-    (https://arxiv.org/abs/2404.04656): the loss with its reward shift δ; that weight is their density ratio, by which
-    underlying distributions are matched.
+    When to use: as an alternative to KTO where answers are judged one by one: its gradient does not vanish for answers
+    that are far on the wrong side. Where good and bad answers come from different prompts, weigh the bad ones by how
+    likely their prompts are among the good ones: `data.match_prompts` makes such a `weight_column`.
+
+    Source: Jung et al. 2024 (https://arxiv.org/abs/2404.04656): the loss with its reward shift δ; that weight is their
+    density ratio, by which underlying distributions are matched.
 
     Example:
         Rewards of 1 and −1, so δ = 0 in the first step, and both are on the right side by 1: ln(1 + 1/e)
@@ -38,6 +41,7 @@ class Bco(Loss):
     family = Family.UNPAIRED
     config = BetaOptions
     needs = frozenset({Need.REFERENCE})
+    metrics = DIAGNOSTICS | {"delta"}
 
     def begin(self, config: BetaOptions) -> State:
         """No answer has been seen."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.contracts.loss import Family, Loss, LossOutput, Need, State, Stats, Term, UnpairedBatch
 from posttrain.contracts.reduction import EXAMPLE_MEAN
-from posttrain_plugins.losses.unpaired.metrics import diagnostics
+from posttrain_plugins.losses.unpaired.metrics import DIAGNOSTICS, diagnostics
 from posttrain_plugins.losses.unpaired.options import SidedOptions
 
 if TYPE_CHECKING:
@@ -23,9 +23,10 @@ class Kto(Loss):
     dataset, so neither the batch size nor the order matters, and a step may hold one answer, or good ones alone. Where
     no row has another answer, z = 0.
 
-    Use it where answers are judged one by one and not in pairs, or where good and bad ones are not equally many: weigh
-    the sides such that λ_D · (good answers) is about as much as λ_U · (bad answers), or a little more. Ethayarajh et
-    al. 2024, eq. 7 (https://arxiv.org/abs/2402.01306); λ_y − v(x, y) there.
+    When to use: where answers are judged one by one and not in pairs, or good and bad ones are not equally many: weigh
+    the sides such that λ_D · (good answers) is about as much as λ_U · (bad answers), or a little more.
+
+    Source: Ethayarajh et al. 2024, eq. 7 (https://arxiv.org/abs/2402.01306); λ_y − v(x, y) there.
 
     Example:
         Two answers, one good and one bad, both with log π/π_ref = 2, and z = max(0, (1 + 3)/2) = 2, so that both are
@@ -40,6 +41,7 @@ class Kto(Loss):
     family = Family.UNPAIRED
     config = SidedOptions
     needs = frozenset({Need.REFERENCE, Need.MISMATCHED})
+    metrics = DIAGNOSTICS | {"kl"}
 
     def measure(self, batch: UnpairedBatch, config: SidedOptions, state: State) -> Mapping[str, Tensor]:
         """Sum log π/π_ref of the answers of other rows, and count them."""

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+DIAGNOSTICS = frozenset(
+    {"rewards/accuracy", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"}
+)
+"""The metrics that `diagnostics` returns."""
+
+
 def diagnostics(batch: UnpairedBatch, rewards: Tensor, threshold: Tensor | float) -> dict[str, Tensor]:
     """Return rewards and log-probs by side, and whether rewards tell good answers from bad ones.
 

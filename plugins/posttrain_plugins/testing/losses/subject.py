@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from posttrain.contracts.loss import Family, Loss, LossOutput, Need, Scope, Stat
 from posttrain.contracts.reduction import Counts
 from posttrain.contracts.registration import Group
 from posttrain.errors import PluginError
+from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import validate_config
 from posttrain.registry.discovery import discover
 from posttrain.registry.validation import faults
@@ -47,12 +48,18 @@ class LossSubject:
         loss: The class.
         options: Its options; the defaults where left out.
         monotone: The direction in which it must not rise; None where nothing is promised.
+        others: A value beside its own of options that none is known for.
+        idle: Options that have no effect on single steps, with the reason.
+        known: The plugins that its options may name; those that are installed, by default.
     """
 
     label: str
     loss: type[Loss]
     options: Mapping[str, Any]
     monotone: Monotone | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+    idle: Mapping[str, str] = field(default_factory=dict)
+    known: Catalogue | None = None
 
     @cached_property
     def plugin(self) -> Loss:
@@ -62,7 +69,7 @@ class LossSubject:
     @cached_property
     def config(self) -> Any:
         """Its validated options."""
-        return validate_config(self.loss.config, self.options, discover())
+        return validate_config(self.loss.config, self.options, self.known or discover())
 
     @property
     def family(self) -> Family:
@@ -137,6 +144,9 @@ def loss_subject(
     options: Mapping[str, Any] | None = None,
     monotone: str | None = None,
     files: Sequence[str | Path] = (),
+    *,
+    others: Mapping[str, Any] | None = None,
+    idle: Mapping[str, str] | None = None,
 ) -> LossSubject:
     """Find a loss by its name, or take the class itself, and check its declarations.
 
@@ -144,10 +154,16 @@ def loss_subject(
         PluginError: There is no such loss, or it breaks the contract.
         Nonconformance: The class breaks the contract.
     """
-    direction = None if monotone is None else Monotone(monotone)
+    known = discover([Path(file) for file in files])
+    promised: dict[str, Any] = {
+        "options": dict(options or {}),
+        "monotone": None if monotone is None else Monotone(monotone),
+        "others": dict(others or {}),
+        "idle": dict(idle or {}),
+        "known": known,
+    }
     if isinstance(target, str):
-        found = discover([Path(file) for file in files]).load(Group.LOSS, target)
-        return LossSubject(target, found, dict(options or {}), direction)
+        return LossSubject(target, known.load(Group.LOSS, target), **promised)
     if not isinstance(target, type):
         raise PluginError(
             "the conformance suite takes the name of a loss or its class", found=f"{target!r:.80}"
@@ -155,4 +171,4 @@ def loss_subject(
     wrong = list(faults(Group.LOSS, target))
     if wrong:
         raise Nonconformance(f"{target.__name__} ({place_of(target)}) is no loss: {'; '.join(wrong)}")
-    return LossSubject(target.__name__, target, dict(options or {}), direction)
+    return LossSubject(target.__name__, target, **promised)

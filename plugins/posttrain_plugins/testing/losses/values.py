@@ -106,11 +106,11 @@ def edges(subject: LossSubject) -> None:
 def extremes(subject: LossSubject) -> None:
     """Log-ratios, rewards and log-odds of ±1e4, and probabilities of 1, have finite values and gradients in float32."""
     for seed in range(2):
-        _require_finite(subject, _extreme(subject, seed), f"with numbers of ±{EXTREME:g}")
+        _require_finite(subject, extreme(subject, seed), f"with numbers of ±{EXTREME:g}")
 
 
-def _extreme(subject: LossSubject, seed: int) -> Draw:
-    """Every combination of the largest and the smallest number of each answer, its reference and its label."""
+def extreme(subject: LossSubject, seed: int) -> Draw:
+    """Return every combination of the largest and the smallest number of each answer, its reference and its label."""
     one = subject.draw(seed, examples=1, dtype=torch.float32)
     width = len(one.owner)
     patterns = list(product((0.0, 1.0), repeat=2 * width + 1))
@@ -167,11 +167,15 @@ def _in_float32(batch: Any) -> Any:
 
 
 def metrics(subject: LossSubject) -> None:
-    """Metrics are detached, unreduced or scalar, finite (NaN where one does not apply), and have names like `a/b`."""
+    """Metrics are detached, unreduced or scalar, finite (NaN where one does not apply), named like `a/b`, declared."""
     output = subject.called(subject.draw(seed=4).with_leaves()[0])
     for name, values in output.metrics.items():
         for problem in _metric_faults(name, values):
             raise subject.refuse(f"the metric {name!r} {problem}")
+    declared = subject.loss.metrics
+    if declared is not None and declared != output.metrics.keys():
+        odd = ", ".join(sorted(declared ^ output.metrics.keys()))
+        raise subject.refuse(f"`metrics` has to name what it tells, and differs in {odd}")
 
 
 def _metric_faults(name: Any, values: Any) -> Iterator[str]:

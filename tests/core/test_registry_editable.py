@@ -1,0 +1,95 @@
+"""Plugins that are installed editably: their source is part of what identifies them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.plugins import install, write_distribution
+
+from posttrain.contracts.registration import Group
+from posttrain.registry.discovery import discover
+from posttrain.registry.editable import project_of, source_digest
+
+SOURCE = """\
+    import posttrain
+    POSTTRAIN_API = ">=1,<2"
+
+    @posttrain.hookimpl
+    def posttrain_losses():
+        return [posttrain.Registration("acme/one", "s", "acme_parts.one:One", numerics=3)]
+    """
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plugin whose registrations are in one module and whose losses are in a package beside it."""
+    file = write_distribution(tmp_path, "acme-losses", SOURCE)
+    (tmp_path / "acme_parts").mkdir()
+    for name in ("__init__", "one", "two"):
+        (tmp_path / "acme_parts" / f"{name}.py").write_text(f"# {name}\n", encoding="utf-8")
+    install(tmp_path, monkeypatch)
+    return file
+
+
+def installed_from(root: Path, **info: bool) -> None:
+    told = {"url": root.as_uri(), "dir_info": info}
+    (root / "acme_losses-1.0.dist-info" / "direct_url.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def identity() -> dict[str, object]:
+    return discover().identity(Group.LOSS, "acme/one")
+
+
+def test_an_edited_source_is_another_plugin(module: Path) -> None:
+    installed_from(module.parent, editable=True)
+    first = identity()
+    assert first.keys() == {"name", "numerics", "distribution", "version", "source"}
+    assert identity() == first
+    for file in (module, module.parent / "acme_parts" / "two.py"):
+        before = identity()["source"]
+        file.write_text(f"{file.read_text(encoding='utf-8')}# edited\n", encoding="utf-8")
+        assert identity()["source"] != before
+
+
+def test_what_is_no_source_counts_for_nothing(module: Path) -> None:
+    installed_from(module.parent, editable=True)
+    first = identity()
+    cache = module.parent / "acme_parts" / "__pycache__"
+    cache.mkdir()
+    for file in (cache / "one.pyc", module.parent / "acme_parts" / ".hidden", module.parent / "README.md"):
+        file.write_text("more", encoding="utf-8")
+    assert identity() == first
+
+
+@pytest.mark.parametrize("info", [{}, {"editable": False}])
+def test_a_usual_installation_is_known_by_its_version(module: Path, info: dict[str, bool]) -> None:
+    installed_from(module.parent, **info)
+    assert "source" not in identity()
+    assert project_of("acme-losses") is None
+
+
+def test_where_nothing_is_told_nothing_is_known(module: Path) -> None:
+    assert project_of("acme-losses") is None and project_of(None) is None and project_of("nobody") is None
+    (module.parent / "acme_losses-1.0.dist-info" / "direct_url.json").write_text("{", encoding="utf-8")
+    assert project_of("acme-losses") is None
+
+
+def test_packages_of_other_projects_are_left_out(module: Path) -> None:
+    packages = ["acme_losses", "acme_parts"]
+    own = source_digest(module.parent, packages)
+    assert source_digest(module.parent, [*packages, "json", "no_such_package"]) == own
+    assert source_digest(module.parent / "acme_parts", packages) != own
+
+
+def test_a_local_file_and_an_installed_package_are_both_named(module: Path, tmp_path: Path) -> None:
+    local = tmp_path / "local" / "mine.py"
+    local.parent.mkdir()
+    local.write_text(SOURCE.replace("    ", "", 1).replace("\n    ", "\n"), encoding="utf-8")
+    (conflict,) = discover([local]).conflicts()
+    error = conflict.error()
+    assert f"mine.py ({local}), named in `plugins:`" in str(error.found)
+    assert f"acme-losses 1.0 ({module}), installed" in str(error.found)
+    assert f"take {local} out of `plugins:`" in str(error.fix)
+    assert "POSTTRAIN_DISABLE_PLUGINS=acme-losses" in str(error.fix)
