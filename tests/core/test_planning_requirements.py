@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from helpers.contexts import catalogue, configured
 
-from posttrain.contracts.stage import Level
+from posttrain.artifacts.kinds import Kind
+from posttrain.contracts.component import Choice, Uses
+from posttrain.contracts.registration import Group
+from posttrain.contracts.reward import ModelReward
+from posttrain.contracts.stage import Level, Port, Stage, StageConfig
 from posttrain.planning import requirements
 from posttrain.planning.keys import plugin_identities
 from posttrain.planning.nodes import Node
@@ -145,3 +149,38 @@ def test_a_callback_may_add_an_output():
     beside = node("single", callbacks=[{"name": "bema", "put_out": "beside"}])
     assert [port.name for port in beside.outputs()] == ["model", "average"]
     assert [port.name for port in node("single", callbacks=["bema"]).outputs()] == ["model"]
+
+
+class _Scoring(StageConfig):
+    reward: Annotated[Choice, Uses(Group.REWARD)]
+
+
+class _Scorer(Stage):
+    name = "scorer"
+    version = 1
+    config = _Scoring
+    inputs = (Port("data", frozenset({Kind.DATASET})),)
+    target = "nowhere:run"
+
+    def outputs(self, config: Any) -> tuple[Port, ...]:
+        return ()
+
+
+class _Judged(_Scorer):
+    inputs = (*_Scorer.inputs, Port("judge", frozenset({Kind.REWARD_MODEL}), optional=True))
+
+
+@pytest.mark.parametrize("name", catalogue().names(Group.REWARD))
+@pytest.mark.parametrize("stage", [_Scorer, _Judged])
+def test_a_reward_that_judges_with_a_model_needs_a_port_for_it(stage: type[Stage], name: str):
+    reward = catalogue().load(Group.REWARD, name)
+    given: dict[str, Any] = {"stage": "rated", "uses": "acme/scorer", "inputs": {}, "needs": ()}
+    config = configured(stage(), reward=name)
+    machine = {"resources": Resources(), "runtime": Runtime()}
+    messages = said(Node(name="rated", plugin=stage(), config=config, **given, **machine))
+    kinds = reward.models if isinstance(reward, type) and issubclass(reward, ModelReward) else frozenset()
+    taken = {kind for port in stage.inputs for kind in port.kinds}
+    assert bool(messages) is bool(kinds and not kinds & taken)
+    for message in messages:
+        assert message.startswith(f"reward: reward `{name}` judges with a ")
+        assert message.endswith("`acme/scorer` has no input port that takes one")

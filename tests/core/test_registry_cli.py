@@ -128,9 +128,22 @@ def test_list_shows_a_table_and_the_broken(root: Path, monkeypatch: pytest.Monke
     result = invoke(root, monkeypatch, "list")
     assert result.exit_code == 0
     (row,) = [line.split() for line in result.stdout.splitlines() if "sigmoid" in line]
-    assert row == ["sigmoid", "preference", "The", "DPO", "loss.", "arXiv:2305.18290"]
+    assert row == ["sigmoid", "The", "DPO", "loss.", "arXiv:2305.18290"]
     last = result.stdout.splitlines()[-1]
     assert last.startswith("plugin 'acme-broken' of acme-broken 1.0 is import-error: RuntimeError: no (")
+
+
+def test_only_the_list_of_a_group_imports_what_is_registered(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "heavy_parts.py").write_text("raise RuntimeError('imported')\n")
+    add(root, "heavy", PLUGIN.format(name="judge", target="heavy_parts:Judge"))
+    told = invoke(root, monkeypatch, "list").stdout
+    assert "heavy 1.0 (loaded)" in told and "broken" not in told
+    assert "preference" in invoke(root, monkeypatch, "list", "loss").stdout
+    assert "heavy 1.0 (broken)" in invoke(root, monkeypatch, "list", "reward").stdout
+    (each,) = json.loads(invoke(root, monkeypatch, "list", "reward", "--json").stdout)["registrations"]
+    assert (each["name"], each["status"]) == ("judge", "broken")
 
 
 def test_list_of_one_group_names_papers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import pytest
 from helpers.plugins import install, write_distribution
 
 from posttrain.contracts.registration import Group
+from posttrain.errors import PluginError
+from posttrain.registry import editable
 from posttrain.registry.discovery import discover
 from posttrain.registry.editable import project_of, source_digest
 
@@ -74,6 +76,60 @@ def test_where_nothing_is_told_nothing_is_known(module: Path) -> None:
     assert project_of("acme-losses") is None and project_of(None) is None and project_of("nobody") is None
     (module.parent / "acme_losses-1.0.dist-info" / "direct_url.json").write_text("{", encoding="utf-8")
     assert project_of("acme-losses") is None
+
+
+@pytest.mark.parametrize("layout", ["src", "listed", "beside"])
+def test_packages_that_no_registration_names_count_where_they_can_be_imported(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "src" if layout == "src" else tmp_path
+    for name in ("acme_parts", "acme_helpers", "tests"):
+        (place / name).mkdir(parents=True)
+        (place / name / "__init__.py").write_text("", encoding="utf-8")
+    write_distribution(place, "acme-losses", SOURCE)
+    if layout == "listed":
+        told = place / "acme_losses-1.0.dist-info" / "top_level.txt"
+        told.write_text("acme_losses\nacme_parts\nacme_helpers\n", encoding="utf-8")
+    install(place, monkeypatch)
+    told = {"url": tmp_path.as_uri(), "dir_info": {"editable": True}}
+    (place / "acme_losses-1.0.dist-info" / "direct_url.json").write_text(json.dumps(told), encoding="utf-8")
+    first = identity()
+    (place / "acme_helpers" / "words.txt").write_text("data of a package", encoding="utf-8")
+    second = identity()
+    assert second != first
+    (place / "tests" / "test_it.py").write_text("", encoding="utf-8")
+    assert (identity() == second) is (layout == "listed")
+    third = identity()
+    (tmp_path / "README.md").write_text("", encoding="utf-8")
+    (place / "acme.egg-info").mkdir()
+    (place / "acme.egg-info" / "PKG-INFO").write_text("", encoding="utf-8")
+    assert identity() == third
+
+
+def test_a_file_is_read_once_and_one_that_vanishes_counts_for_nothing(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed_from(module.parent, editable=True)
+    first = identity()
+    monkeypatch.setattr(editable, "hash_file", lambda file: pytest.fail(f"{file} is read again"))
+    assert identity() == first
+    found = editable._files
+    gone = module.parent / "acme_parts" / "gone.py"
+    monkeypatch.setattr(editable, "_files", lambda place: [*found(place), gone])
+    assert identity() == first
+
+
+def test_source_that_cannot_be_read_is_named(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed_from(module.parent, editable=True)
+
+    def locked(file: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(editable, "hash_file", locked)
+    module.write_text(f"{module.read_text(encoding='utf-8')}# read anew\n", encoding="utf-8")
+    with pytest.raises(PluginError, match="cannot be read") as caught:
+        identity()
+    assert str(caught.value.where).startswith(str(module.parent))
 
 
 def test_packages_of_other_projects_are_left_out(module: Path) -> None:

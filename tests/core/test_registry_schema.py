@@ -21,6 +21,7 @@ from helpers.component_options import (
 from helpers.plugins import catalogue_of, plugin
 from pydantic import Field
 
+from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.component import Choice, Config, Uses
 from posttrain.contracts.registration import Group, Registration
 from posttrain.contracts.stage import Secret, SecretMark, Source, SourceMark, StageConfig, VolatileMark
@@ -35,6 +36,7 @@ from posttrain.registry.components import (
     validate_config,
 )
 from posttrain.registry.discovery import discover
+from posttrain.registry.fields import type_name
 from posttrain.registry.options import describe
 
 
@@ -258,3 +260,8 @@ def test_several_components_are_found_and_shown_one_by_one(catalogue: Any) -> No
         {"name": "acme/plain"},
     ]
     assert [each["type"] for each in describe(OneOrSeveral)] == ["loss | list[loss]", "loss | null"]
+
+
+def test_literals_are_shown_as_they_are_written() -> None:
+    shown = type_name(Literal[Kind.MODEL, Kind.REWARD_MODEL, "other", 3])
+    assert shown == "'model' | 'reward-model' | 'other' | 3"

@@ -121,6 +121,12 @@ def test_the_table_of_plugins_is_current() -> None:
     assert found == [expected], "run tests/docs/generate_reference.py"
 
 
+def test_the_table_of_speeds_is_that_of_the_evidence() -> None:
+    speed = runpy.run_path(str(Path(__file__).with_name("speed_table.py")))
+    found = speed["TABLE"].findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert found == [speed["table"]()], "run tests/docs/speed_table.py"
+
+
 def test_every_loss_has_a_page_that_is_current() -> None:
     expected = generator["loss_pages"](generator["built_in"]())
     found = {path: path.read_text(encoding="utf-8") for path in (DOCS / "losses").glob("*.md")}

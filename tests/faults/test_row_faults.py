@@ -92,6 +92,7 @@ def prepared(
         truncation="error",
         weight_column=column,
         supervise=trainer.supervise(config),
+        needs=needs,
     )
 
 

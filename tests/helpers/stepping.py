@@ -66,6 +66,7 @@ def _examples(uses: str, count: int) -> tuple[Example, ...]:
         truncation="error",
         weight_column=None,
         supervise=trainer.supervise(trainer.config()),
+        needs=frozenset(Need),
     )
     return tuple(replace(each, weight=0.5 + each.row % 3) for each in made.examples)
 

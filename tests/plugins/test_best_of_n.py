@@ -101,9 +101,9 @@ def test_chats_give_chats(tmp_path: Path) -> None:
 
 
 def test_a_reward_that_abstains_everywhere_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no prompt gave a pair") as caught:
+    with pytest.raises(DataError, match="the reward abstained on every completion") as caught:
         run(context_for(tmp_path, reward=Exact))
-    assert caught.value.found == "5 prompts abstained"
+    assert caught.value.found == "no score for any completion of 5 prompts"
 
 
 def test_ties_leave_nothing(tmp_path: Path) -> None:

@@ -306,6 +306,25 @@ def test_a_callback_may_end_the_training(tmp_path: Path, model: Artifact) -> Non
     assert again.losses == []
 
 
+def test_an_end_is_kept_where_the_evaluation_of_that_step_was_broken_off(
+    tmp_path: Path, model: Artifact
+) -> None:
+    def made() -> FakeContext:
+        context = foreign(tmp_path, model, End, eval_steps=2)
+        held_out = dataset_artifact(tmp_path / "eval", completion_rows(3), "prompt_completion")
+        context.inputs = {**context.inputs, "eval": [held_out]}
+        return context
+
+    def hear(done: int, unit: str) -> None:
+        first.stop = first.stop or (unit == "evaluation rows" and 1 in first.seen_metrics)
+
+    (first := made()).on_progress = hear
+    with pytest.raises(Interrupted):
+        train(first)
+    outcome = train(made())
+    assert outcome.steps == 2 and "eval/loss" in outcome.figures
+
+
 def test_one_that_only_watches_may_not(tmp_path: Path, model: Artifact) -> None:
     with pytest.raises(StageError, match="only watches has asked for the end"):
         train(foreign(tmp_path, model, WatchingEnd))

@@ -98,6 +98,9 @@ def test_columns_are_renamed_in_the_files_that_have_them() -> None:
     with pytest.raises(SpecError, match="no file has this column") as caught:
         run("mix", "qa.jsonl", "plain.jsonl", "--output", "x.jsonl", "--columns", "title=prompt")
     assert caught.value.found == "title"
+    jsonl(Path("later.jsonl"), [{"text": "a"}, {"text": "b", "title": "t"}])
+    with pytest.raises(DataError, match="line 1: no column `title` to rename"):
+        run("mix", "later.jsonl", "plain.jsonl", "--output", "x.jsonl", "--columns", "title=prompt")
     Path("riddles.py").write_text(PLUGIN)
     jsonl(Path("riddles.jsonl"), [{"riddle": "q1", "reply": "a"}])
     given = ("--format", "acme/riddles", "--file", "riddles.py")
@@ -142,7 +145,7 @@ def test_weights_are_looked_at_by_name() -> None:
     jsonl(Path("rows.jsonl"), [{"text": "a", "weight": 1, "w": 1}, {"text": "b", "weight": -1, "w": -2}])
     assert run("validate", "rows.jsonl").exit_code == 0
     assert "warning weights: 1 row: " in run("validate", "rows.jsonl").stdout
-    found = run("validate", "rows.jsonl", "--weights", "w")
+    found = run("validate", "rows.jsonl", "--weight-column", "w")
     assert found.exit_code == 1 and "line 2: `w` is -2; a weight is at least 0" in found.stdout
     assert run("validate", "rows.jsonl", "--ignore", "weights", "--strict").exit_code == 0
 

@@ -176,3 +176,22 @@ def test_the_verbs_are_light(data: str, model: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "⟦It said: no<|im_end|>⟧" in done.stdout
+
+
+def pairs_with(directory: Path, **columns: Any) -> str:
+    rows = [
+        {"prompt": "It said: ", "chosen": f"word {i}", "rejected": f"name {i}", **columns} for i in range(3)
+    ]
+    return str(jsonl(directory / "pairs.jsonl", rows))
+
+
+def test_columns_that_a_loss_needs_are_looked_for(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inspect(pairs_with(tmp_path), model, trainer="train.dpo", with_=["loss=xpo"], as_json=True)
+    found = said(capsys)["training"]
+    assert found["usable"] == 0 and "`chosen_by` is missing" in next(iter(found["dropped"]))
+    inspect(
+        pairs_with(tmp_path, chosen_by="policy"), model, trainer="train.dpo", with_=["loss=xpo"], as_json=True
+    )
+    assert said(capsys)["training"]["usable"] == 3

@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.contexts import catalogue, configured
 from helpers.looking import model_at, shown, turns
 
+from posttrain.contracts.loss import Need
+from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Trainer
 from posttrain_plugins import templates
 from posttrain_plugins.data.formats import format_of
 from posttrain_plugins.inspection.gathering import Subject, inspect
 from posttrain_plugins.inspection.hints import fix_of
 from posttrain_plugins.inspection.models import Model, model_view, open_model
-from posttrain_plugins.inspection.trainers import preparation
+from posttrain_plugins.inspection.trainers import needs_of, preparation
 from posttrain_plugins.inspection.views import Inspection, Kept, Look
 from posttrain_plugins.preparation.examples import prepare
 from posttrain_plugins.trainers.dpo import Dpo
+from posttrain_plugins.trainers.reward import Reward
 from posttrain_plugins.trainers.sft import Sft
+from posttrain_plugins.training.objective import known_needs
 
 Rows = list[dict[str, Any]]
 
@@ -61,10 +66,12 @@ def look(
     **more: Any,
 ) -> Inspection:
     form = format_of(format)
-    limit = more.pop("limit", None)
+    limit, needs = more.pop("limit", None), more.pop("needs", frozenset())
     config = trainer.config.model_validate(options or {})
     subject = Subject("rows", format, form, lambda: iter(rows), lambda index: f"line {index + 1}", limit)
-    return inspect(subject, model, preparation(trainer, config, form, model, None), "it", wanted, **more)
+    return inspect(
+        subject, model, preparation(trainer, config, form, model, None, needs), "it", wanted, **more
+    )
 
 
 @pytest.mark.parametrize("truncation", ["keep_start", "keep_end", "drop"])
@@ -95,6 +102,22 @@ def test_the_summary_is_what_training_prepares(
                 kept = [piece for piece in side.pieces if piece.id is not None and not piece.cut]
                 assert [piece.id for piece in kept] == list(sequence.tokens)
                 assert [piece.supervised for piece in kept] == list(map(bool, sequence.supervised))
+
+
+@pytest.mark.parametrize(("needs", "usable"), [(frozenset({Need.MARGIN}), 0), (frozenset(), 1)])
+def test_margins_are_judged_where_a_loss_reads_them(
+    model: Model, needs: frozenset[Need], usable: int
+) -> None:
+    rows = [{**pair("The quick brown fox?", "It said: no", "It said: yes"), "margin": "wide"}]
+    assert look(model, Reward(), rows, "preference", needs=needs).training.usable == usable
+
+
+@pytest.mark.parametrize("name", [*catalogue().names(Group.TRAINER)])
+def test_what_losses_need_of_rows_is_known_without_a_plan(name: str) -> None:
+    trainer = catalogue().stage(name)
+    assert isinstance(trainer, Trainer)
+    known = known_needs(trainer, configured(trainer))
+    assert known is not None and needs_of(trainer, trainer.config()) == known - {Need.MISMATCHED}
 
 
 def test_a_row_as_training_sees_it(model: Model) -> None:

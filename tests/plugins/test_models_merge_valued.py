@@ -40,7 +40,7 @@ def merge(directory: Path, adapter: Artifact, base: Artifact, **options: Any) ->
     config = configured(stage, kind=adapter.kind.value, **options)
     context = FakeContext(directory, stage, config, {"adapter": [adapter]})
     context.known[base.digest] = base
-    merging.run(context)
+    context.outcome = merging.run(context)
     return context
 
 
@@ -58,6 +58,8 @@ def test_a_merged_judge_gives_the_numbers_of_its_adapter(tmp_path: Path, uses: s
     plain = flat(numbers(open_valued(base, context, kind).model, PROBES))
     assert plain != pytest.approx(before, abs=100 * EXACT), "the adapter changes what the model says"
     assert len(probes_of(whole.path)) == len(probes_of(adapter.path)) > 0
+    assert context.outcome is not None and "adapter_effect" not in context.outcome.figures
+    assert whole.facts.merge.effect is None, "a policy has no head to compare with"
 
 
 @pytest.mark.slow

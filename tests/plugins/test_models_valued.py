@@ -20,7 +20,7 @@ from posttrain.contracts.trainer import Example, TokenSequence
 from posttrain.errors import DataError, StageError, StoreError
 from posttrain_plugins.models.adapters import merged
 from posttrain_plugins.models.artifact import facts_of
-from posttrain_plugins.models.heads import FORMS
+from posttrain_plugins.models.heads import FORMS, _draw
 from posttrain_plugins.models.policy import open_policy, save_policy
 from posttrain_plugins.models.valued import numbers, open_valued, require_same_numbers, save_valued
 from posttrain_plugins.models.valued_record import VALUES, Probe, probes_of, scores_of, write_record
@@ -68,6 +68,20 @@ def test_a_policy_gets_a_fresh_head_that_depends_on_the_seed_alone(tmp_path: Pat
     trunk = open_policy(policy, store()).model.model.state_dict()
     assert all(torch.equal(trunk[name], tensor) for name, tensor in first.model.state_dict().items())
     assert isinstance(first, CLASSES[kind]._model_mapping[type(first.config)])
+
+
+def test_drawing_a_head_leaves_every_generator_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`torch.manual_seed` would seed those of all GPUs too."""
+    policy, before = model_artifact(tmp_path), torch.get_rng_state()
+    head = torch.nn.Linear(3, 2)
+    seeded: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    torch.set_rng_state(before)
+    _draw(head, 5, 0.5)
+    assert seeded == [] and torch.equal(torch.get_rng_state(), before)
+    expected = torch.empty(2, 3).normal_(0.0, 0.5, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(head.weight, expected) and not head.bias.any()
+    assert open_valued(policy, store(), REWARD, seed=5).model.score.weight.isfinite().all()
 
 
 @KINDS

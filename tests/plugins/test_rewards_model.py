@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,35 @@ def test_what_the_chat_template_of_the_model_refuses_is_told(tmp_path: Path) -> 
     given = context(tmp_path / "run", "model", judge)
     with pytest.raises(DataError, match="users only"):
         opened(given, given.config.reward)([Sample(CHATS[0]["prompt"], "ab", CHATS[0])])
+
+
+@pytest.mark.parametrize("name", ["model", "process"])
+def test_what_cannot_be_encoded_has_no_reward(tmp_path: Path, name: str) -> None:
+    """One such completion does not end a stage that has sampled many."""
+    judge = judge_artifact(tmp_path, Kind.REWARD_MODEL if name == "model" else Kind.PROCESS_REWARD_MODEL)
+    given = context(tmp_path / "run", name, judge)
+    template = judge.path / "chat_template.jinja"
+    refusing = "{% for m in messages %}{% if '!' in m.content %}{{ raise_exception('shouts') }}{% endif %}{% endfor %}"
+    template.write_text(refusing + template.read_text(encoding="utf-8"), encoding="utf-8")
+    good, bad = (Sample([{"role": "user", "content": text}], "ab", CHATS[0]) for text in ("q", "q!"))
+    found = opened(given, given.config.reward)([good, bad, good, bad])
+    assert [each is None for each in found] == [False, True, False, True]
+    (warning,) = given.warnings
+    assert warning.startswith("2 of 4 completions have no reward") and "shouts" in warning
+    with pytest.raises(DataError, match="shouts"):
+        opened(given, given.config.reward)([bad, bad])
+
+
+@pytest.mark.parametrize("name", ["model", "process"])
+def test_a_model_that_can_judge_nothing_is_an_error(tmp_path: Path, name: str) -> None:
+    judge = judge_artifact(tmp_path, Kind.REWARD_MODEL if name == "model" else Kind.PROCESS_REWARD_MODEL)
+    facts = judge.facts.model_copy(update={"context": 3})
+    short = replace(judge, manifest=judge.manifest.model_copy(update={"facts": facts}))
+    given = context(tmp_path / "run", name, short)
+    with pytest.raises(DataError, match="abstained on every completion"):
+        run(given)
+    (warning,) = given.warnings
+    assert "completions have no reward" in warning and "longer than 3 tokens" in warning
 
 
 def told(kind: Kind, scores: ScoreFacts | None) -> Input:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ INPUTS = {
 }
 ALONE = {
     "stopping.py": 1,
-    "training/reference_source.py": 1,  # a reference that moves is scored within a step
+    "training/reference_source.py": 1,  # a reference that moves: all ranks stop at once
     "training/watch.py": 2,  # the loop stops at the end of a step, all ranks at once
 }
 """How often modules tell of progress without hearing whether to stop."""
@@ -64,6 +65,22 @@ def test_stages_that_read_rows_stop_when_asked(uses: str, tmp_path: Path):
     assert made.seen_progress
     with pytest.raises(Interrupted, match="was asked to stop"):
         run(stage_context(tmp_path / "off", uses, stop=True))
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_loading_hears_a_stop_in_each_reading_of_the_file(at: int, tmp_path: Path):
+    """The file is read to learn its columns, to judge its rows and to write them."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    stage = catalogue().stage("data.load")
+    made = FakeContext(tmp_path, stage, configured(stage, path="rows.jsonl"), {})
+
+    def hear(done: int, unit: str) -> None:
+        made.stop = len(made.seen_progress) > at
+
+    made.on_progress = hear
+    with pytest.raises(Interrupted, match="the loading was asked to stop"):
+        load_target(stage.target)(made)
+    assert len(made.seen_progress) == at + 1 and not made.described
 
 
 def test_whoever_tells_of_progress_hears_a_stop():

@@ -89,7 +89,7 @@ def examples(encoder: Encoder, rows: Sequence[Row], **options: Any) -> tuple[lis
         supervise=trainer.supervise_held_out(config)
         if options.get("held_out")
         else trainer.supervise(config),
-        verdicts=lambda row: trainer.verdicts(row, stepwise),
+        verdicts=lambda row: trainer.verdicts(row, stepwise, frozenset()),
     )
     return list(preparation.examples(rows, account)), account
 

@@ -198,6 +198,16 @@ class Counted(Sound):
         return LossOutput([Term(values, EXAMPLE_MEAN)])
 
 
+class UndeclaredMargin(Loss):
+    """Takes the margin of a batch that has none, as it is not declared."""
+
+    family = Family.REWARD
+    needs = frozenset({Need.RIVALS})
+
+    def __call__(self, batch: RewardBatch, config, stats, state):
+        return LossOutput([Term((batch.margin - 1).square() * batch.weight, EXAMPLE_MEAN)])
+
+
 class OneClass(Loss):
     """Each answer against the mean of the bad ones."""
 
@@ -386,6 +396,7 @@ FAULTY: Mapping[str, tuple[type[Loss], str]] = {
     "effects-list": (Listed, "no other value of the option 'names' was found that validates"),
     "needs": (Undeclared, "depends on something that `needs` does not declare"),
     "needs-tokens": (UndeclaredTokens, "it reads what it does not declare"),
+    "needs-margin": (UndeclaredMargin, "it reads what it does not declare"),
     "needs-options": (Forgetful, "`needs_of` leaves out reference"),
     "purity": (Unseeded, "other values the second time"),
     "purity-batch": (Altering, "it changes `weight` of the batch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from helpers.training import fitting_losses
 
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
 from posttrain.contracts.component import Component, NoOptions
-from posttrain.contracts.loss import Loss
+from posttrain.contracts.loss import Family, Loss, Scope
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Finding, Input
 from posttrain.registry.components import ConfigProblems
@@ -97,3 +98,42 @@ def test_a_loss_with_a_call_of_its_own_has_metrics_of_its_own() -> None:
 
     assert Other.metrics == ReferencedLoss.metrics
     assert Called.metrics is None is Loss.metrics
+
+
+def test_metrics_are_inherited_as_long_as_nothing_that_tells_them_is_overridden() -> None:
+    class Base(Loss):
+        family = Family.PREFERENCE
+        metrics = frozenset({"base"})
+
+        def __call__(self, batch: Any, config: Any, stats: Any, state: Any) -> Any: ...
+
+        def extra(self) -> dict[str, Any]: ...
+
+        @abstractmethod
+        def values(self) -> Any: ...
+
+    class Added:
+        def extra(self) -> dict[str, Any]: ...
+
+    class Filled(Base):
+        scope = Scope.STEP
+
+        def values(self) -> Any: ...
+
+        def measure(self, batch: Any, config: Any, state: Any) -> Any: ...
+
+        def helper(self) -> Any: ...
+
+    class Overridden(Filled):
+        def extra(self) -> dict[str, Any]: ...
+
+    class Below(Overridden): ...
+
+    class Mixed(Added, Filled): ...
+
+    class Anew(Overridden):
+        metrics = frozenset({"base", "more"})
+
+    assert Filled.metrics == {"base"}
+    assert Overridden.metrics is Below.metrics is Mixed.metrics is None
+    assert Anew.metrics == {"base", "more"}

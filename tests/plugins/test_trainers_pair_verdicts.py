@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,14 @@ from helpers.contexts import catalogue, configured
 from helpers.training import context_for, model_artifact, preference_rows, train
 
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
+from posttrain.contracts.loss import Loss, Need
 from posttrain.contracts.stage import Input
-from posttrain.errors import DataError
+from posttrain.errors import DataError, PluginError
+from posttrain_plugins.losses.preference.nash_md import NashMd
+from posttrain_plugins.losses.preference.xpo import Xpo
+from posttrain_plugins.losses.reward.bradley_terry import BradleyTerry
+from posttrain_plugins.testing.draws import make_batch
+from posttrain_plugins.trainers.dpo import Dpo
 
 LN2 = 0.6931
 
@@ -101,3 +108,51 @@ def test_the_plan_knows_of_missing_columns(
     found = [each.message for each in stage.check(configured(stage, loss=loss), inputs)]
     told = [text for text in found if "needs the column" in text]
     assert [text.split("`")[1] for text in told] == missing
+
+
+class Plain(Dpo):
+    """Passes rows on as they are."""
+
+    def rows(self, rows: Any, format: Any, needs: Any, seed: int) -> Any:
+        return rows
+
+
+class Lengths(Plain):
+    """Says something else of a row in numbers."""
+
+    def verdicts(self, row: Any, format: Any, needs: Any) -> Sequence[float]:
+        return (float(len(row["chosen"])),)
+
+
+def stepped(directory: Path, trainer: type[Dpo], loss: str) -> Any:
+    context = context_for(
+        directory, "train.dpo", model_artifact(directory / "model"), preference_rows(4), "preference",
+        loss=loss, max_steps=1, batch_size=4,
+    )  # fmt: skip
+    context.stage = trainer()
+    train(context)
+    return context
+
+
+def test_a_trainer_with_rows_of_its_own_reads_the_columns_too(tmp_path: Path) -> None:
+    own, built_in = (stepped(tmp_path / each.__name__, each, "xpo").losses for each in (Plain, Dpo))
+    assert own == built_in
+
+
+def test_numbers_of_a_trainer_of_ones_own_are_never_taken_for_the_columns(tmp_path: Path) -> None:
+    own, built_in = (stepped(tmp_path / each.__name__, each, "sigmoid").losses for each in (Lengths, Dpo))
+    assert own == built_in
+    with pytest.raises(PluginError, match="do not say what the loss needs of pairs") as caught:
+        stepped(tmp_path / "xpo", Lengths, "xpo")
+    assert caught.value.found == "1 numbers"
+
+
+@pytest.mark.parametrize(
+    ("loss", "need"),
+    [(Xpo, Need.AUTHORS), (NashMd, Need.AUTHORS), (NashMd, Need.PREFERENCE), (BradleyTerry, Need.MARGIN)],
+)
+def test_a_batch_without_what_a_loss_needs_is_told(loss: type[Loss], need: Need) -> None:
+    batch = make_batch(loss.family, needs=loss.needs - {need})
+    with pytest.raises(PluginError, match="the batch does not hold") as caught:
+        loss()(batch, loss.config(), {}, {})
+    assert f"`Need.{need.name}`" in str(caught.value.fix)

@@ -201,7 +201,7 @@ def test_a_loss_that_reads_no_margins_is_given_none():
     )
     format = format_of("preference")
     for row in stage.rows(rows, format, frozenset({Need.RIVALS}), 0):
-        assert stage.verdicts(row, format)[-1] == 0
+        assert tuple(stage.verdicts({**row, "margin": "?"}, format, frozenset({Need.RIVALS}))) == (1, 0)
     with pytest.raises(DataError, match="`margin`"):
         list(stage.rows(rows, format, frozenset({Need.MARGIN}), 0))
 
@@ -253,11 +253,13 @@ def test_rewards_and_scores_are_matched_by_row():
     scores = Scores(
         examples, nothing, nothing, nothing.bool(), torch.arange(5), torch.ones(5).long(),
         torch.tensor([1.0, 2.0]), value=torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]),
+        needs=frozenset({Need.MARGIN}),
     )  # fmt: skip
     trainer = catalogue().stage("train.reward")
     batch = trainer.batch(scores, configured(trainer))
     assert batch.score.tolist() == [1.0, 0.0, 3.0, 1.0, 2.0]
     assert batch.margin.tolist() == [0.5, 0.0]
+    assert trainer.batch(replace(scores, needs=frozenset()), configured(trainer)).margin is None
     assert batch.example.tolist() == [0, 0, 1, 1, 1]
     assert [each.tolist() for each in batch.pairs] == [[0, 2, 2, 4], [1, 3, 4, 3]]
     assert trainer.judged(examples, {0: [0.1, 0.2], 4: [0.3, 0.4, 0.5]}) == (1, 4)

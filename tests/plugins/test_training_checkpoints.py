@@ -5,6 +5,7 @@ import pickle
 import random
 import shutil
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -178,6 +179,13 @@ def test_weights_hold_what_training_changes(tmp_path: Path):
         model[0].weight.zero_()
     load_weights(path, model)
     assert torch.equal(model[0].weight, before) and model[2].weight is model[0].weight
+
+
+def test_weights_may_be_any_mapping(tmp_path: Path):
+    """A tensor with two names stands under the first of them."""
+    one, two = torch.ones(2), torch.zeros(1)
+    save_weights(tmp_path / "w.safetensors", MappingProxyType({"b": one, "a": one, "c": two}))
+    assert load_file(tmp_path / "w.safetensors").keys() == {"b", "c"}
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path):

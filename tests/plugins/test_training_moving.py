@@ -115,6 +115,44 @@ def test_evaluations_see_the_reference_as_it_is(tmp_path: Path, base: Artifact):
     assert abs(found[2] - LN2) > 1e-5
 
 
+def test_a_stop_is_heard_where_the_reference_of_an_evaluation_is_scored(tmp_path: Path, base: Artifact):
+    context = dpo(
+        tmp_path,
+        base,
+        reference_sync={"steps": 3, "alpha": 1.0},
+        eval_steps=2,
+        max_steps=5,
+        micro_batch_tokens=8,
+    )
+    held_out = dataset_artifact(tmp_path / "eval", preference_rows(14)[10:], "preference")
+    context.inputs = {**context.inputs, "eval": [held_out]}
+
+    def hear(done: int, unit: str) -> None:
+        context.stop = context.stop or (unit == "reference rows" and done > 10)
+
+    context.on_progress = hear
+    with pytest.raises(Interrupted):
+        train(context)
+    scored = [(done, total) for done, total, unit in context.seen_progress if unit == "reference rows"]
+    assert scored[-1][0] > 10 and {total for _, total in scored} == {14} and not context.losses
+
+
+def test_a_stop_while_the_next_rows_are_scored_keeps_the_step(
+    tmp_path: Path, base: Artifact, whole: dict[str, torch.Tensor]
+):
+    first = dpo(tmp_path / "parts", base, reference_sync=SYNC)
+
+    def hear(done: int, unit: str) -> None:
+        first.stop = first.stop or (unit == "reference rows" and 2 in first.seen_metrics)
+
+    first.on_progress = hear
+    with pytest.raises(Interrupted, match="step 3 of 7"):
+        train(first)
+    train(dpo(tmp_path / "parts", base, reference_sync=SYNC))
+    resumed = weights(tmp_path / "parts" / "out-model")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
 def test_what_is_put_out_is_judged_by_the_reference_of_the_last_move(tmp_path: Path, base: Artifact):
     """Also where a training had come to its end, and only its result was not saved."""
 

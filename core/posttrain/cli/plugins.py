@@ -39,7 +39,11 @@ def list_plugins(
     as_json: Json = False,
     files: Files = None,
 ) -> None:
-    """List everything that plugins register, with its paper, and the plugins that are not used."""
+    """List everything that plugins register, with its paper, and the plugins that are not used.
+
+    With a group or `--json` it also says what is broken, and of which family losses and trainers are. For that it
+    imports losses, trainers and what is not built in.
+    """
     catalogue = discover(files or ())
     entries = [entry for entry in catalogue.entries() if group in (None, entry.group)]
     if group is not None and group not in list(Group):
@@ -52,7 +56,7 @@ def list_plugins(
             }
         )
         return
-    _print(*_overview(entries, catalogue))
+    _print(*_overview(entries, catalogue, imported=group is not None))
     for line in catalogue.troubles(denied=True):
         say(line)
 
@@ -133,12 +137,27 @@ def _state(entry: Entry, catalogue: Catalogue) -> str:
     return "ambiguous" if any(each is entry for each in clashing) else entry.plugin.status.value
 
 
+def _imported(entry: Entry, catalogue: Catalogue) -> tuple[str, str | None]:
+    """Return the state of an entry, and of a loss or a trainer its family.
+
+    Both need an import; nothing else that is built in is imported.
+    """
+    state = _state(entry, catalogue)
+    has_family = entry.group in (Group.TRAINER, Group.LOSS)
+    if state == "ambiguous" or (entry.plugin.builtin and not has_family):
+        return state, None
+    if _load_error(catalogue, entry.group, entry.registration.name) is not None:
+        return "broken", None
+    return state, str(catalogue.load(entry.group, entry.registration.name).family) if has_family else None
+
+
 def _summary(entry: Entry, catalogue: Catalogue) -> dict[str, Any]:
     item = entry.registration
+    state, family = _imported(entry, catalogue)
     return {
         "group": entry.group.value,
         "name": item.name,
-        "family": _family(entry, catalogue),
+        "family": family,
         "summary": item.summary,
         "reference": item.reference,
         "numerics": item.numerics,
@@ -147,7 +166,7 @@ def _summary(entry: Entry, catalogue: Catalogue) -> dict[str, Any]:
         "distribution": entry.plugin.distribution,
         "version": entry.plugin.version,
         "file": entry.plugin.file,
-        "status": _state(entry, catalogue),
+        "status": state,
     }
 
 
@@ -219,10 +238,12 @@ def _table(
     return table
 
 
-def _overview(entries: Sequence[Entry], catalogue: Catalogue) -> Iterator[Table]:
+def _overview(entries: Sequence[Entry], catalogue: Catalogue, imported: bool) -> Iterator[Table]:
     """Yield a table for each group: what is not told of any of its entries has no column."""
     for group, members in groupby(entries, key=lambda entry: entry.group):
-        rows = sorted((_row(entry, catalogue) for entry in members), key=lambda row: (row[1], row[0]))
+        rows = sorted(
+            (_row(entry, catalogue, imported) for entry in members), key=lambda row: (row[1], row[0])
+        )
         told = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
         columns = [_COLUMNS[index] for index in told]
         yield _table(group.value, columns, [[row[index] for index in told] for row in rows], whole="name")
@@ -231,23 +252,13 @@ def _overview(entries: Sequence[Entry], catalogue: Catalogue) -> Iterator[Table]
 _COLUMNS = ("name", "family", "summary", "paper", "plugin")
 
 
-def _row(entry: Entry, catalogue: Catalogue) -> tuple[str, ...]:
-    item, state = entry.registration, _state(entry, catalogue)
+def _row(entry: Entry, catalogue: Catalogue, imported: bool) -> tuple[str, ...]:
+    item = entry.registration
+    state, family = _imported(entry, catalogue) if imported else (_state(entry, catalogue), None)
     cited = paper(item.reference or "").removeprefix("arXiv ").removeprefix("doi.org/")
     own = entry.plugin.builtin and state == Status.LOADED
     plugin = "" if own else f"{entry.plugin.label} ({state})"
-    return item.name, _family(entry, catalogue) or "", item.summary, cited, plugin
-
-
-def _family(entry: Entry, catalogue: Catalogue) -> str | None:
-    """Return which family a trainer or a loss is of; None of others, and of what cannot be loaded."""
-    if entry.group not in (Group.TRAINER, Group.LOSS):
-        return None
-    if _state(entry, catalogue) == "ambiguous" or _load_error(
-        catalogue, entry.group, entry.registration.name
-    ):
-        return None
-    return str(catalogue.load(entry.group, entry.registration.name).family)
+    return item.name, family or "", item.summary, cited, plugin
 
 
 def paper(reference: str) -> str:

@@ -12,55 +12,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from posttrain.contracts.batches import REFERENCES as REFERENCES
+from posttrain.contracts.batches import AnswerTokens as AnswerTokens
+from posttrain.contracts.batches import Family as Family
+from posttrain.contracts.batches import Need as Need
+from posttrain.contracts.batches import PreferenceBatch as PreferenceBatch
+from posttrain.contracts.batches import ProcessRewardBatch as ProcessRewardBatch
+from posttrain.contracts.batches import RewardBatch as RewardBatch
+from posttrain.contracts.batches import ThreeWayBatch as ThreeWayBatch
+from posttrain.contracts.batches import TokenBatch as TokenBatch
+from posttrain.contracts.batches import UnpairedBatch as UnpairedBatch
+from posttrain.contracts.batches import held as held
 from posttrain.contracts.component import Config, NoOptions
 from posttrain.contracts.reduction import Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Family(StrEnum):
-    """Which batch a loss takes.
-
-    TOKEN: `TokenBatch`, supervised tokens. PREFERENCE: `PreferenceBatch`, pairs. THREE_WAY: `ThreeWayBatch`, pairs
-    beside a gold answer. UNPAIRED: `UnpairedBatch`, answers that are good or bad. REWARD: `RewardBatch`, numbers that
-    a model gives to whole answers. PROCESS_REWARD: `ProcessRewardBatch`, numbers that it gives to steps of answers.
-    """
-
-    TOKEN = "token"
-    PREFERENCE = "preference"
-    THREE_WAY = "three_way"
-    UNPAIRED = "unpaired"
-    REWARD = "reward"
-    PROCESS_REWARD = "process_reward"
-
-
-class Need(StrEnum):
-    """What a loss must be given beside log-probs; what nobody needs is not computed.
-
-    REFERENCE: Σ log π_ref of each sequence. REFERENCE_TOKENS: log π_ref of each token as well. ENTROPY: the policy's
-    entropy at each token, with gradient. SQUARES: Σ_v π(v)² at each token, with gradient. MEAN_LOGP: the mean of log
-    π(v) over the vocabulary at each token, with gradient.
-    MISMATCHED: log-probs of another row's answer to each prompt, for `measure` to estimate the KL divergence from
-    the reference. RIVALS: several answers to each prompt. MARGIN: by how much the rewards of a row's answers should
-    differ, where the data says. AUTHORS: which answer of a pair the policy wrote. PREFERENCE: how likely the chosen
-    answer of a pair is preferred to the rejected one.
-    """
-
-    REFERENCE = "reference"
-    REFERENCE_TOKENS = "reference_tokens"
-    ENTROPY = "entropy"
-    SQUARES = "squares"
-    MEAN_LOGP = "mean_logp"
-    MISMATCHED = "mismatched"
-    RIVALS = "rivals"
-    MARGIN = "margin"
-    AUTHORS = "authors"
-    PREFERENCE = "preference"
-
-
-REFERENCES = frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS})
-"""What has to be known of the reference."""
 
 
 class Scope(StrEnum):
@@ -88,196 +55,6 @@ class Term:
     values: Tensor
     reduction: Reduction
     weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Supervised tokens, flattened.
-
-    Args:
-        logp: log π(token | prefix), shape [N], with gradient.
-        entropy: Entropy of the policy at each token, shape [N], nats; with gradient where `Need.ENTROPY` is
-            declared, else detached.
-        top1: Whether the token is the policy's most likely one, shape [N], bool; False unless the trainer has
-            `diagnostics`.
-        example: Index of the example each token belongs to, shape [N].
-        weight: The example's weight at each token, shape [N].
-        squares: Σ_v π(v)² at each token, shape [N], where `Need.SQUARES` is declared.
-        mean_logp: The mean of log π(v) over the vocabulary at each token, shape [N], where `Need.MEAN_LOGP` is
-            declared.
-    """
-
-    family: ClassVar[Family] = Family.TOKEN
-    logp: Tensor
-    entropy: Tensor
-    top1: Tensor
-    example: Tensor
-    weight: Tensor
-    squares: Tensor | None = None
-    mean_logp: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class AnswerTokens:
-    """The N supervised tokens of all answers of a batch, for losses that look into them.
-
-    Args:
-        logp: log π(token | prefix), shape [N], with gradient.
-        example: Index of the pair (or row) each token belongs to, shape [N].
-        answer: Which answer of it: 0 chosen, 1 rejected, in the order of the batch's fields, shape [N].
-        place: Number of the token in its answer, from 0, shape [N].
-        reference: log π_ref of each token, shape [N], where `Need.REFERENCE_TOKENS` is declared.
-        squares: Σ_v π(v)² at each token, shape [N], where `Need.SQUARES` is declared.
-    """
-
-    logp: Tensor
-    example: Tensor
-    answer: Tensor
-    place: Tensor
-    reference: Tensor | None = None
-    squares: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class PreferenceBatch:
-    """Pairs; every tensor has shape [P] (pairs).
-
-    Args:
-        chosen: Σ log π(chosen | prompt) under the policy, with gradient.
-        rejected: Σ log π(rejected | prompt) under the policy, with gradient.
-        reference_chosen: The same under the reference, without gradient; zeros where no reference is needed.
-        reference_rejected: The same under the reference, without gradient.
-        chosen_tokens: Number of supervised tokens of each chosen completion.
-        rejected_tokens: Number of supervised tokens of each rejected completion.
-        weight: The row's weight.
-        tokens: The tokens of both answers, one by one.
-        own: Whether the policy wrote the chosen answer, and the reference the rejected one, or it is the other way
-            round, bool, where `Need.AUTHORS` is declared.
-        preference: How likely the chosen answer is preferred to the rejected one, where `Need.PREFERENCE` is declared.
-    """
-
-    family: ClassVar[Family] = Family.PREFERENCE
-    chosen: Tensor
-    rejected: Tensor
-    reference_chosen: Tensor
-    reference_rejected: Tensor
-    chosen_tokens: Tensor
-    rejected_tokens: Tensor
-    weight: Tensor
-    tokens: AnswerTokens | None = None
-    own: Tensor | None = None
-    preference: Tensor | None = None
-
-    @property
-    def margin(self) -> Tensor:
-        """(chosen − reference_chosen) − (rejected − reference_rejected), shape [P]."""
-        return (self.chosen - self.reference_chosen) - (self.rejected - self.reference_rejected)
-
-
-@dataclass(frozen=True)
-class ThreeWayBatch:
-    """Pairs beside a gold answer; every tensor has shape [P] (pairs).
-
-    Args:
-        chosen: Σ log π(chosen | prompt) under the policy, with gradient.
-        rejected: Σ log π(rejected | prompt) under the policy, with gradient.
-        gold: Σ log π(gold | prompt) under the policy, with gradient.
-        chosen_tokens: Number of supervised tokens of each chosen completion.
-        rejected_tokens: Number of supervised tokens of each rejected completion.
-        gold_tokens: Number of supervised tokens of each gold completion.
-        weight: The row's weight.
-    """
-
-    family: ClassVar[Family] = Family.THREE_WAY
-    chosen: Tensor
-    rejected: Tensor
-    gold: Tensor
-    chosen_tokens: Tensor
-    rejected_tokens: Tensor
-    gold_tokens: Tensor
-    weight: Tensor
-
-
-@dataclass(frozen=True)
-class UnpairedBatch:
-    """Answers that are good or bad; every tensor has shape [U] (rows).
-
-    Args:
-        logp: Σ log π(completion | prompt) under the policy, with gradient.
-        reference: The same under the reference, without gradient; zeros where no reference is needed.
-        tokens: Number of supervised tokens of each completion.
-        desirable: Whether the completion is good, bool.
-        weight: The row's weight.
-        mismatched: Σ log π of another row's completion under this row's prompt, where `Need.MISMATCHED` is declared;
-            NaN for a row that no other row's completion could be found for. It is for `measure` alone, which then knows
-            nothing of the completions themselves (NaN), unless the loss's scope is the whole step.
-        reference_mismatched: The same under the reference.
-    """
-
-    family: ClassVar[Family] = Family.UNPAIRED
-    logp: Tensor
-    reference: Tensor
-    tokens: Tensor
-    desirable: Tensor
-    weight: Tensor
-    mismatched: Tensor | None = None
-    reference_mismatched: Tensor | None = None
-
-    @property
-    def log_ratio(self) -> Tensor:
-        """Log π/π_ref of each completion, shape [U]."""
-        return self.logp - self.reference
-
-
-@dataclass(frozen=True)
-class RewardBatch:
-    """What a reward model says of S answers to E prompts.
-
-    Args:
-        reward: The model's number for each answer, shape [S], with gradient.
-        score: What the data says of each answer, shape [S]: more is better. A preference row gives its chosen answer 1
-            and its rejected one 0.
-        example: Index of the prompt each answer belongs to, shape [S], ascending.
-        margin: By how much rewards of a row's answers should differ at least, shape [E]; zeros unless the data says and
-            `Need.MARGIN` is declared.
-        weight: The row's weight, shape [E].
-    """
-
-    family: ClassVar[Family] = Family.REWARD
-    reward: Tensor
-    score: Tensor
-    example: Tensor
-    margin: Tensor
-    weight: Tensor
-
-    @property
-    def pairs(self) -> tuple[Tensor, Tensor]:
-        """Indices of the better and of the worse answer of every pair of answers to one prompt, shape [P] each.
-
-        Answers with equal scores make no pair.
-        """
-        same = self.example[:, None] == self.example[None, :]
-        better = self.score[:, None] > self.score[None, :]
-        first, second = (same & better).nonzero(as_tuple=True)
-        return first, second
-
-
-@dataclass(frozen=True)
-class ProcessRewardBatch:
-    """What a process reward model says of N steps of answers; every tensor has shape [N] (steps).
-
-    Args:
-        logit: Log-odds that the answer is right up to the step's end, with gradient.
-        label: What the data says: 1 right, 0 wrong, or a probability in between.
-        example: Index of the row each step belongs to, ascending.
-        weight: The row's weight at each step.
-    """
-
-    family: ClassVar[Family] = Family.PROCESS_REWARD
-    logit: Tensor
-    label: Tensor
-    example: Tensor
-    weight: Tensor
 
 
 @dataclass(frozen=True)
@@ -312,7 +89,8 @@ class Loss:
         needs: What its batch must hold beside log-probs, whatever its options.
         scope: What one call sees.
         metrics: The names of all metrics it tells, so that an option that names another one is refused before anything
-            runs; None where that is not said. A subclass with a `__call__` of its own says it anew.
+            runs; None where that is not said. A subclass that overrides `__call__`, or anything that is neither
+            abstract nor of `Loss`, says it anew.
         needs_reference: Whether it compares with a reference, whatever its options; follows from `needs`.
     """
 
@@ -326,8 +104,17 @@ class Loss:
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.needs_reference = bool(cls.needs & REFERENCES)
-        if "__call__" in cls.__dict__ and "metrics" not in cls.__dict__:
+        if cls._tells_otherwise():
             cls.metrics = None
+
+    @classmethod
+    def _tells_otherwise(cls) -> bool:
+        """Whether something that may tell metrics is another than where they were declared."""
+        declaring = next(each for each in cls.__mro__ if "metrics" in each.__dict__)
+        nearer = cls.__mro__[: cls.__mro__.index(declaring)]
+        return any(
+            name == "__call__" or _overrides(declaring, name) for each in nearer for name in each.__dict__
+        )
 
     def __call__(self, batch: Any, config: Any, stats: Stats, state: State) -> LossOutput:
         """Return the unreduced terms."""
@@ -356,3 +143,10 @@ class Loss:
     def measures(self) -> bool:
         """Whether it defines `measure`."""
         return type(self).measure is not Loss.measure
+
+
+def _overrides(base: type[Loss], name: str) -> bool:
+    """Whether an attribute of this name replaces one of the base's own, and does not only fill a gap in it."""
+    if name.startswith("__") or hasattr(Loss, name) or not hasattr(base, name):
+        return False
+    return not getattr(getattr(base, name), "__isabstractmethod__", False)

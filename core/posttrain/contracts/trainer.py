@@ -128,6 +128,7 @@ class Scores:
             policies. Log-probs are zeros then.
         mean_logp: The mean of log π(v) over the vocabulary at each token, shape [N], with gradient, where the loss
             declares `Need.MEAN_LOGP`.
+        needs: What the batch has to hold beside log-probs, as the loss and the trainer's options declare.
     """
 
     examples: Sequence[Example]
@@ -142,6 +143,7 @@ class Scores:
     reference_logp: Tensor | None = None
     value: Tensor | None = None
     mean_logp: Tensor | None = None
+    needs: frozenset[Need] = frozenset()
 
     @property
     def width(self) -> int:
@@ -235,8 +237,13 @@ class Trainer(Stage):
         """Return the same for rows that are evaluated on; as `supervise` by default."""
         return self.supervise(config)
 
-    def verdicts(self, row: Row, format: Format) -> Sequence[float]:
+    def verdicts(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[float]:
         """Return what a row says of its sequences in numbers, as `batch` wants them; nothing by default.
+
+        Args:
+            row: The row.
+            format: Its format.
+            needs: What the loss and the trainer's options need, as `Scores.needs` tells `batch`.
 
         Raises:
             DataError: It says something else than numbers.

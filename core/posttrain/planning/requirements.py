@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from posttrain.contracts.backend import Backend
 from posttrain.contracts.callback import Callback
 from posttrain.contracts.registration import Group
+from posttrain.contracts.reward import ModelReward
 from posttrain.contracts.stage import Certainty, Finding, Level
 from posttrain.planning.nodes import Node
 from posttrain.registry.catalogue import Catalogue
@@ -34,6 +35,20 @@ def shortfalls(node: Node, catalogue: Catalogue) -> Iterator[Finding]:
             callback: Callback = catalogue.make(group, choice.name)
             for problem in callback.problems(choice.config, node.config):  # type: ignore[attr-defined]
                 yield _finding(option, problem, None)
+        if group is Group.REWARD:
+            yield from _of_reward(option, node, choice.name, catalogue.load(group, choice.name))
+
+
+def _of_reward(option: str, node: Node, name: str, reward: object) -> Iterator[Finding]:
+    if not (isinstance(reward, type) and issubclass(reward, ModelReward)):
+        return
+    if not any(port.kinds & reward.models for port in node.plugin.inputs):
+        kinds = " or ".join(sorted(kind.value for kind in reward.models))
+        yield _finding(
+            option,
+            f"reward `{name}` judges with a {kinds}, and `{node.uses}` has no input port that takes one",
+            f"use a reward that judges without a model, or give the stage an input port `reward` for a {kinds}",
+        )
 
 
 def _of_backend(option: str, node: Node, backend: Backend, config: object) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from typing import Any
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Stage
 from posttrain.errors import PluginError
-from posttrain.registry.editable import project_of, source_digest
+from posttrain.registry.editable import project_of, source_digest, top_level
 from posttrain.registry.isolation import Failure, isolated
 from posttrain.registry.status import Entry, PluginStatus, Status
 from posttrain.registry.validation import faults
@@ -199,7 +199,9 @@ class Catalogue:
             project = project_of(distribution)
             entries = [entry for entry in self.entries() if entry.plugin.distribution == distribution]
             packages = {name for entry in entries for name in (entry.plugin.package, _package(entry)) if name}
-            self._sources[distribution] = None if project is None else source_digest(project, packages)
+            self._sources[distribution] = (
+                None if project is None else source_digest(project, packages, top_level(distribution))
+            )
         return self._sources[distribution]
 
     def shared(self, name: str) -> dict[str, int]:

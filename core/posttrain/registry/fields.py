@@ -97,7 +97,7 @@ def type_name(annotation: Any, marks: tuple[Any, ...] = ()) -> str:
     if _is_union(annotation):
         return " | ".join(type_name(each, marks) for each in arguments)
     if get_origin(annotation) is Literal:
-        return " | ".join(repr(each) for each in arguments)
+        return " | ".join(repr(each.value if isinstance(each, Enum) else each) for each in arguments)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " | ".join(repr(each.value) for each in annotation)
     if annotation is type(None):

@@ -100,7 +100,7 @@ def _trainer(target: Any) -> Faults:
     yield from _takes(target.batch, "batch", "self", "scores", "config")
     yield from _takes(target.needs, "needs", "self", "config")
     yield from _takes(target.rows, "rows", "self", "rows", "format", "needs", "seed")
-    yield from _takes(target.verdicts, "verdicts", "self", "row", "format")
+    yield from _takes(target.verdicts, "verdicts", "self", "row", "format", "needs")
     yield from _takes(target.remarks, "remarks", "self", "examples")
 
 

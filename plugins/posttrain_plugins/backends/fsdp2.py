@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -14,8 +16,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from posttrain.contracts.backend import Place
 from posttrain.contracts.component import Config
-from posttrain_plugins.backends.group import Group
+from posttrain.execution.environment import variables
+from posttrain_plugins.backends.group import FORGOTTEN, LOOPBACK, Group
 from posttrain_plugins.backends.weights import copy_into, ordinary
+
+PATIENCE = timedelta(days=1)
+"""How long a rank waits for another one to load the whole model: a slow disk is no reason to end a run. A rank that
+fails ends the others without it."""
 
 
 class Fsdp2(Group):
@@ -31,6 +38,9 @@ class Fsdp2(Group):
     def __init__(self, place: Place, config: Config) -> None:
         super().__init__(place, config)
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (self.size,))
+        with variables(LOOPBACK, hidden=FORGOTTEN):
+            self._turns = dist.new_group(backend="gloo", timeout=PATIENCE)
+            self._turn()
 
     @contextmanager
     def loading(self) -> Iterator[str | None]:
@@ -39,10 +49,14 @@ class Fsdp2(Group):
         `fully_shard` moves a layer to the rank's device when it splits it, so no device ever holds the whole model.
         """
         for _ in range(self.rank):
-            self.barrier()
+            self._turn()
         yield "cpu"
         for _ in range(self.size - self.rank):
-            self.barrier()
+            self._turn()
+
+    def _turn(self) -> None:
+        """Wait for every rank, as long as a turn may take."""
+        dist.all_reduce(torch.zeros(1), group=self._turns)
 
     def prepare(self, model: Any) -> None:
         """Shard in place; the optimizer is to see the sharded parameters."""

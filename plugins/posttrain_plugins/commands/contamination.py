@@ -32,6 +32,11 @@ _VERB = "posttrain data contamination"
 _SHOWN = 10
 
 Files = Annotated[list[str] | None, typer.Option(metavar="DATA", help="A dataset; may be repeated.")]
+Hits = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Where every hit is written.")]
+Clean = Annotated[
+    Path | None,
+    typer.Option("--clean", metavar="FILE", help="Where the training rows go that overlap none."),
+]
 
 
 def contamination(
@@ -48,13 +53,8 @@ def contamination(
     most: Annotated[
         float | None, typer.Option("--max", help="Exit with 1 when more of any evaluation set is found.")
     ] = None,
-    hits: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Where every hit is written.")
-    ] = None,
-    clean: Annotated[
-        Path | None,
-        typer.Option("--clean", metavar="FILE", help="Where the training rows go that overlap none."),
-    ] = None,
+    hits: Hits = None,
+    clean: Clean = None,
     format: FormatName = None,
     columns: Columns = None,
     files: PluginFiles = None,

@@ -49,11 +49,9 @@ def dedup(
     """Find equal and nearly equal rows, and write the rest to a file if `--output` names one."""
     from posttrain_plugins.data.dedup import DedupConfig, cluster_lines, find, report_of
 
-    given = {
-        "on": on, "near": not exact, "normalize": not verbatim, "threshold": threshold, "shingles": shingles,
-        "size": size, "permutations": permutations, "seed": seed,
-    }  # fmt: skip
-    config = options(DedupConfig, given, "posttrain data dedup")
+    compared = {"on": on, "near": not exact, "normalize": not verbatim}
+    hashed = {"threshold": threshold, "shingles": shingles, "size": size, "permutations": permutations}
+    config = options(DedupConfig, {**compared, **hashed, "seed": seed}, "posttrain data dedup")
     require_free([path for path in (output, clusters) if path is not None], overwrite)
     with reserved(as_json):
         rows = dataset(data, workspace.absolute(), format, columns=columns, files=files)

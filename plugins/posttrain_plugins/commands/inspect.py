@@ -156,14 +156,19 @@ def look(
         files: Local plugin files that may hold the trainer.
     """
     from posttrain_plugins.inspection.gathering import Subject, inspect
-    from posttrain_plugins.inspection.trainers import form_of, preparation, takes
+    from posttrain_plugins.inspection.trainers import form_of, needs_of, preparation, takes
 
     name, plugin = takes(rows.format, trainer, files)
     form = rows.form or form_of(rows.format)
-    config = options(plugin.config, chosen, VERB) if plugin is not None else None
+    config: Any = options(plugin.config, chosen, VERB) if plugin is not None else None
+    needs = frozenset() if plugin is None else needs_of(plugin, config, files)
     directory = None if rows.artifact is None else rows.artifact.path
-    prepared = preparation(plugin, config, form, model, directory)
-    subject = Subject(rows.title, rows.format, form, rows.read, rows.place, first)
+    prepared = preparation(plugin, config, form, model, directory, needs)
+
+    def read() -> Iterable[Mapping[str, Any]]:
+        return rows.read() if plugin is None else plugin.rows(rows.read(), form, needs, config.seed)
+
+    subject = Subject(rows.title, rows.format, form, read, rows.place, first)
     return inspect(subject, model, prepared, name, frozenset(wanted), examples_of_trouble=trouble)
 
 

@@ -156,8 +156,12 @@ def datasets(
     given = {text: _columns(Path(text), names) for text in dict.fromkeys(texts)}
     missing = [name for name in names if not any(name in own for own in given.values())]
     if missing:
-        raise SpecError("no file has this column", where="--columns", found=missing[0],
-                        expected=f"a column of {' or '.join(given)}")  # fmt: skip
+        raise SpecError(
+            "no file has this column",
+            where="--columns",
+            found=missing[0],
+            expected=f"a column of {' or '.join(given)}",
+        )
     return {
         text: dataset(
             text,
@@ -171,14 +175,17 @@ def datasets(
 
 
 def _columns(path: Path, names: Iterable[str]) -> list[str]:
-    """Return which of some columns the first row of a file has; nothing of what is no file."""
-    wanted = list(names)
+    """Return which of some columns rows of a file have; none of what is no file. It reads until it has seen all."""
+    wanted, found = set(names), set[str]()
     if not wanted or not path.exists():
         return []
     from posttrain_plugins.data.reading.files import open_file
 
-    first = next(iter(open_file(path).entries()))[1]
-    return [name for name in wanted if name in first]
+    for _, row in open_file(path).entries():
+        found |= wanted & row.keys()
+        if found == wanted:
+            break
+    return sorted(found)
 
 
 def renamed(texts: Iterable[str]) -> dict[str, str]:
@@ -191,8 +198,12 @@ def renamed(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         old, _, new = text.partition("=")
         if not old or not new:
-            raise SpecError("a column needs its old and its new name", where="--columns", found=text,
-                            expected="OLD=NEW, such as question=prompt")  # fmt: skip
+            raise SpecError(
+                "a column needs its old and its new name",
+                where="--columns",
+                found=text,
+                expected="OLD=NEW, such as question=prompt",
+            )
         names[old] = new
     return names
 

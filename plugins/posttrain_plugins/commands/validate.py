@@ -40,9 +40,9 @@ def validate(
         list[str] | None,
         typer.Option("--ignore", metavar="CHECK", help="Leave a check out; may be repeated."),
     ] = None,
-    weights: Annotated[
+    weight_column: Annotated[
         str | None,
-        typer.Option("--weights", metavar="COLUMN", help="The rows' weights; a column `weight` if there."),
+        typer.Option(metavar="COLUMN", help="The rows' weights; a column `weight` if there."),
     ] = None,
     max_characters: Annotated[int, typer.Option(help="Characters of a row that is not too long.")] = 200_000,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings make the exit code 1 too.")] = False,
@@ -59,7 +59,7 @@ def validate(
     given = {
         "ignore": tuple(ignore or ()),
         "max_characters": max_characters,
-        "weight_column": weights,
+        "weight_column": weight_column,
         "refuse": "warning" if strict else "error",
     }
     config = options(ValidateConfig, given, "posttrain data validate")
@@ -84,7 +84,7 @@ def validate(
 def _of_file(
     path: Path, format: str | None, columns: Sequence[str], files: Sequence[Path], config: ValidateConfig
 ) -> Report:
-    from posttrain_plugins.data.judging.cleaning import Prepared
+    from posttrain_plugins.data.judging.preparing import Prepared
     from posttrain_plugins.data.judging.validation import inspect_file
     from posttrain_plugins.data.validate import checks_of
 

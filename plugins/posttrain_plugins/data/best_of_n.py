@@ -31,7 +31,7 @@ from posttrain.contracts.stage import (
 )
 from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import as_messages
-from posttrain_plugins.data.rows import read_rows, write_rows
+from posttrain_plugins.data.rows import SHARED, read_rows, write_rows
 from posttrain_plugins.data.tasks import FORMATS, Task, tasks_of
 from posttrain_plugins.rewards.judging import JUDGE, judge_findings, opened
 from posttrain_plugins.stopping import pauses
@@ -87,6 +87,7 @@ class BestOfN(Stage):
     """Samples n completions of each prompt, scores them and pairs the best with the worst."""
 
     config = BestOfNConfig
+    shared = SHARED
     inputs = (
         Port("model", POLICY),
         Port("prompts", frozenset({Kind.DATASET}), formats=FORMATS),
@@ -275,6 +276,13 @@ def _figures(
 
 
 def _nothing(reasons: Mapping[str, int], config: BestOfNConfig) -> DataError:
+    if reasons.keys() == {"abstained"}:
+        return DataError(
+            "the reward abstained on every completion",
+            where=f"reward {config.reward.name}",
+            found=f"no score for any completion of {sum(reasons.values())} prompts",
+            fix="look at the completions and at what the stage noted of them, or use a reward that can judge them",
+        )
     counts = ", ".join(f"{count} prompts {reason}" for reason, count in sorted(reasons.items()))
     return DataError(
         "no prompt gave a pair of a better and a worse completion",

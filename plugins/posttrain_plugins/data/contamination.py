@@ -27,7 +27,7 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.derivation import expected, write_derived
 from posttrain_plugins.data.formats import FORMATS
 from posttrain_plugins.data.reports import write_report
-from posttrain_plugins.data.rows import stream_rows
+from posttrain_plugins.data.rows import SHARED, stream_rows
 from posttrain_plugins.data.similarity.exposure import Exposure, RowSet, exposures
 from posttrain_plugins.data.similarity.overlap import Measure
 from posttrain_plugins.stopping import pauses
@@ -94,6 +94,7 @@ class Contamination(Stage):
     """Look for the rows of every evaluation set in every training set."""
 
     config = ContaminationConfig
+    shared = SHARED
     inputs = (
         Port("train", _DATASET, formats=frozenset(FORMATS), many=True),
         Port("evaluation", _DATASET, formats=frozenset(FORMATS), many=True),

@@ -85,9 +85,11 @@ def empty_answer(turns: Turns | None) -> int | None:
     """Return the number of the first assistant turn that says and calls nothing, from 1; None without one."""
     answers = () if turns is None or isinstance(turns, str) else turns
     said = [message for message in answers if message["role"] == "assistant"]
-    empty = (number for number, each in enumerate(said, 1)
-             if not content_text(each).strip() and not any(each.get(key) for key in INSTEAD_OF_CONTENT))  # fmt: skip
-    return next(empty, None)
+    return next((number for number, each in enumerate(said, 1) if _is_empty(each)), None)
+
+
+def _is_empty(message: Mapping[str, Any]) -> bool:
+    return not content_text(message).strip() and not any(message.get(key) for key in INSTEAD_OF_CONTENT)
 
 
 def answers_nothing(turns: Turns | None) -> bool:

@@ -29,7 +29,7 @@ from posttrain_plugins.data.derivation import write_derived
 from posttrain_plugins.data.formats import CANONICAL, FORMATS, format_of
 from posttrain_plugins.data.formats.routes import Route, route, with_turns
 from posttrain_plugins.data.formats.values import counted
-from posttrain_plugins.data.rows import stream_rows
+from posttrain_plugins.data.rows import SHARED, stream_rows
 
 _LOST = {"nothing": "gave none", "invalid": "would not have suited it"}
 
@@ -58,6 +58,7 @@ class Convert(Stage):
     """Turn rows into those of another format; one row may become several, or none."""
 
     config = ConvertConfig
+    shared = SHARED
     inputs = (Port("data", frozenset({Kind.DATASET}), formats=frozenset(FORMATS)),)
     target = "posttrain_plugins.data.convert:run"
 

@@ -27,7 +27,7 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.derivation import expected, write_derived
 from posttrain_plugins.data.formats import FORMATS
 from posttrain_plugins.data.reports import write_report
-from posttrain_plugins.data.rows import stream_rows
+from posttrain_plugins.data.rows import SHARED, stream_rows
 from posttrain_plugins.data.similarity.duplicates import LIBRARY, Bands, Copy, Rule, find_copies
 from posttrain_plugins.data.similarity.shingles import content_of
 from posttrain_plugins.stopping import pauses
@@ -88,6 +88,7 @@ class Dedup(Stage):
     """Keep one of each set of equal or nearly equal rows: the one whose content hashes lowest."""
 
     config = DedupConfig
+    shared = SHARED
     inputs = (Port("data", frozenset({Kind.DATASET}), formats=frozenset(FORMATS)),)
     target = "posttrain_plugins.data.dedup:run"
 

@@ -26,7 +26,7 @@ from posttrain.contracts.stage import (
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats.values import weight_problem
 from posttrain_plugins.data.ratings import ratings
-from posttrain_plugins.data.rows import stream_rows, write_rows
+from posttrain_plugins.data.rows import SHARED, stream_rows, write_rows
 from posttrain_plugins.handoffs.lineage import certainty
 
 Row = Mapping[str, Any]
@@ -66,6 +66,7 @@ class Elo(Stage):
     """
 
     config = EloConfig
+    shared = SHARED
     inputs = (Port("data", frozenset({Kind.DATASET}), formats=frozenset({"preference"})),)
     target = "posttrain_plugins.data.elo:run"
 

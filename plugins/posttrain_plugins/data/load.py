@@ -32,8 +32,8 @@ from posttrain.errors import DataError
 from posttrain_plugins import hub
 from posttrain_plugins.data.formats import BUILT_IN, FORMATS, format_of
 from posttrain_plugins.data.judging.cleaning import Cleaned, ImagesLeft, clean
-from posttrain_plugins.data.reading.files import Readable, is_plain, open_file
-from posttrain_plugins.data.rows import RowWriter, Summary, prompt_hashes
+from posttrain_plugins.data.reading.files import Heard, Readable, is_plain, open_file
+from posttrain_plugins.data.rows import SHARED, RowWriter, Summary, prompt_hashes
 from posttrain_plugins.data.splits import (
     SplitConfig,
     even_split,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 _READ_WHILE_PLANNING = 4 * 1024 * 1024
 """Bytes; larger files are left to the worker, since every command plans anew."""
 _TINY_ROWS = 200
-_REPORTED_EVERY = 1000
 
 
 class LoadConfig(SplitConfig):
@@ -117,6 +116,7 @@ class Load(Stage):
     """Read, judge, thin out and split rows."""
 
     config = LoadConfig
+    shared = SHARED
     target = "posttrain_plugins.data.load:run"
 
     def shrink(self, config: LoadConfig) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ class Load(Stage):
 def run(context: StageContext) -> Outcome:
     """Write one dataset artifact for each split."""
     config = _absolute(context.config, context.base)
-    source = _source(config)
+    source = Heard(_source(config), pauses(context, "rows", "the loading"))
     given = _given(config, context)
     cleaned = _cleaned(source, config, given, _gallery(config, context.work))
     for note in cleaned.notes:
@@ -189,21 +189,18 @@ def _write(
 
     names = split_names(config.split)
     counts = dict.fromkeys(names, 0)
-    pause = pauses(context, "rows", "the loading")
     images: dict[str, set[str]] = {name: set() for name in names}
     with ExitStack() as stack:
         writers = {
             name: stack.enter_context(RowWriter(context.output(name), cleaned.format, given))
             for name in names
         }
-        for number, row in enumerate(cleaned.read()):
+        for row in cleaned.read():
             name = part_of(row, config, given or cleaned.format)
             writers[name].add(row, judged=True)
             counts[name] += 1
             if cleaned.images:
                 images[name].update(row.get("images") or ())
-            if number % _REPORTED_EVERY == 0:
-                pause(number, None)
     for name, writer in writers.items():
         if counts[name]:
             copy_images(images[name], context.work, context.output(name))

@@ -19,6 +19,7 @@ from posttrain.contracts.stage import (
     VolatileMark,
 )
 from posttrain_plugins.data.derivation import expected
+from posttrain_plugins.data.rows import SHARED
 from posttrain_plugins.handoffs.lineage import certainty
 
 FORMAT = "unpaired_preference"
@@ -63,6 +64,7 @@ class MatchPrompts(Stage):
     """
 
     config = MatchPromptsConfig
+    shared = SHARED
     inputs = (
         Port("data", frozenset({Kind.DATASET}), formats=frozenset({FORMAT})),
         Port("model", POLICY),

@@ -28,7 +28,7 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.formats import FORMATS
 from posttrain_plugins.data.images.image import copy_images
 from posttrain_plugins.data.row_file import RowFile
-from posttrain_plugins.data.rows import write_rows
+from posttrain_plugins.data.rows import SHARED, write_rows
 from posttrain_plugins.data.shares import Stop, counts_of
 
 
@@ -77,6 +77,7 @@ class Mix(Stage):
     """Take rows of several datasets in exact shares, chosen by their content and the seed, and shuffle them."""
 
     config = MixConfig
+    shared = SHARED
     inputs = (Port("data", frozenset({Kind.DATASET}), formats=frozenset(FORMATS), many=True),)
     target = "posttrain_plugins.data.mix:run"
 

@@ -27,6 +27,8 @@ from posttrain_plugins.data.similarity.repeats import Repeats
 ROWS = "rows.jsonl"
 PROMPTS = "prompts.txt"
 
+SHARED: Mapping[str, int] = {"dataset facts": 1}
+"""Numerics of what every stage that writes rows tells of them; raised when facts of the same rows change."""
 _HASH_LENGTH = 16
 _EARLIER = "~"
 

@@ -22,7 +22,7 @@ from posttrain.contracts.stage import (
     VolatileMark,
 )
 from posttrain.errors import DataError
-from posttrain_plugins.data.rows import read_rows, write_rows
+from posttrain_plugins.data.rows import SHARED, read_rows, write_rows
 from posttrain_plugins.handoffs.lineage import certainty
 from posttrain_plugins.rewards.aggregation import Aggregation
 from posttrain_plugins.rewards.steps import Style
@@ -67,6 +67,7 @@ class ScoreSteps(Stage):
     """
 
     config = ScoreStepsConfig
+    shared = SHARED
     inputs = (
         Port("model", frozenset({Kind.PROCESS_REWARD_MODEL})),
         Port("data", frozenset({Kind.DATASET}), formats=GIVEN),

@@ -24,7 +24,7 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.derivation import expected, write_derived
 from posttrain_plugins.data.formats import FORMATS
 from posttrain_plugins.data.problems import at_row
-from posttrain_plugins.data.rows import first_prompt_hash, stream_rows
+from posttrain_plugins.data.rows import SHARED, first_prompt_hash, stream_rows
 from posttrain_plugins.data.splits import (
     SplitConfig,
     even_split,
@@ -53,6 +53,7 @@ class Split(Stage):
     """Deal the rows of a dataset out to parts: where a row goes depends on its content alone."""
 
     config = DataSplitConfig
+    shared = SHARED
     inputs = (Port("data", frozenset({Kind.DATASET}), formats=frozenset(FORMATS)),)
     target = "posttrain_plugins.data.split:run"
 

@@ -27,7 +27,7 @@ from posttrain.contracts.stage import (
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import FORMATS
 from posttrain_plugins.data.generators.characters import BUILT_IN
-from posttrain_plugins.data.rows import Summary, is_conversation, prompt_hashes, write_rows
+from posttrain_plugins.data.rows import SHARED, Summary, is_conversation, prompt_hashes, write_rows
 from posttrain_plugins.data.splits import SplitConfig, divide, even_split, split_names, split_ports
 
 _MADE_WHILE_PLANNING = 20_000
@@ -46,6 +46,7 @@ class Synthetic(Stage):
     """Generate rows and split them."""
 
     config = SyntheticConfig
+    shared = SHARED
     target = "posttrain_plugins.data.synthetic:run"
 
     def shrink(self, config: SyntheticConfig) -> Mapping[str, Any]:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.contracts.component import Choice
 from posttrain.contracts.format import Format
+from posttrain.contracts.loss import Need
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Trainer
 from posttrain.errors import SpecError
+from posttrain.registry.components import resolve
 from posttrain.registry.discovery import discover
 from posttrain_plugins.data.formats import BUILT_IN, format_of
 from posttrain_plugins.inspection.models import Model
@@ -48,8 +51,26 @@ def form_of(name: str) -> Format:
     return form
 
 
+def needs_of(trainer: Trainer, config: Any, files: Sequence[Path] = ()) -> frozenset[Need]:
+    """Return what the losses and options of a training need of the rows.
+
+    Answers of other rows are left out: nothing of them is learned.
+    """
+    catalogue, chosen = discover(files), config.loss
+    losses = [
+        resolve(each, Group.LOSS, catalogue) for each in ([chosen] if isinstance(chosen, Choice) else chosen)
+    ]
+    needs = [loss.plugin.needs_of(loss.config) for loss in losses]
+    return frozenset[Need]().union(trainer.needs(config), *needs) - {Need.MISMATCHED}
+
+
 def preparation(
-    trainer: Trainer | None, config: Any, format: Format, model: Model, directory: Path | None
+    trainer: Trainer | None,
+    config: Any,
+    format: Format,
+    model: Model,
+    directory: Path | None,
+    needs: frozenset[Need] = frozenset(),
 ) -> Preparation:
     """Return how rows become examples, as a trainer's own stage does it.
 
@@ -59,6 +80,7 @@ def preparation(
         format: The rows' format.
         model: The model.
         directory: Where the rows' images are.
+        needs: What a loss needs of the rows.
     """
     if trainer is None:
         return Preparation(format.passages, model.encoder, directory=directory)
@@ -70,5 +92,5 @@ def preparation(
         config.weight_column,
         trainer.supervise(config),
         directory,
-        lambda row: trainer.verdicts(row, format),
+        lambda row: trainer.verdicts(row, format, needs),
     )

@@ -62,6 +62,11 @@ class AdaptedPolicy:
         """
         return facts_of(directory)
 
+    @property
+    def comparable(self) -> bool:
+        """Whether the base alone says something that the adapter has changed."""
+        return True
+
     def agreement(self, was: Logits, now: Logits) -> Mapping[str, float]:
         """Return how often both say the same."""
         return {"same_top_token": probe.agreement(was, now)}
@@ -99,6 +104,11 @@ class AdaptedJudge(AdaptedPolicy):
         told = zip(probes, numbers(model, probes), strict=True)
         write_record(directory, scores, [replace(each, values=tuple(values)) for each, values in told])
         return facts_of(directory)
+
+    @property
+    def comparable(self) -> bool:
+        """A policy has no head of its own: the base is given a fresh one, which says nothing."""
+        return self.base.kind is self.adapter.kind
 
     def agreement(self, was: Logits, now: Logits) -> Mapping[str, float]:
         """There is nothing to be most likely."""

@@ -194,10 +194,10 @@ def _merged(artifact: Artifact, context: Any, dtype: str, quantization: Quantiza
 
 def _draw(head: torch.nn.Module, seed: int, deviation: float) -> None:
     """Draw the weights of a fresh head; biases start at zero."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
         for name, parameter in head.named_parameters():
-            drawn = torch.empty(parameter.shape).normal_(0.0, deviation)
+            drawn = torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator)
             parameter.copy_(torch.zeros_like(drawn) if name.endswith("bias") else drawn)
 
 

@@ -30,10 +30,13 @@ ROUNDED = {"float32": MERGED, "bfloat16": 0.1, "float16": 0.02}
 
 @dataclass(frozen=True)
 class _Said:
-    """Logits of a probe by an adapter on its base, and the largest difference of a logit to the base alone."""
+    """Logits of a probe by an adapter on its base, and the largest difference of a logit to the base alone.
+
+    The latter is None where the base alone says nothing.
+    """
 
     logits: Logits
-    effect: float
+    effect: float | None
 
 
 def run(context: StageContext) -> Outcome:
@@ -71,11 +74,9 @@ def run(context: StageContext) -> Outcome:
     context.describe(MODEL, config.kind, facts.model_copy(update={"merge": told}))
     gap = probe.gap(was.logits, saved)
     if trained is not None:
-        context.note(
-            f"the adapter was trained on a base in few bits: the merged model's logits differ from that policy's by "
-            f"up to {gap:.3g}, and the adapter had changed them by up to {was.effect:.3g}"
-        )
-    found = {"logit_gap": gap, "adapter_effect": was.effect, **way.agreement(was.logits, saved)}
+        context.note(_drift(gap, was.effect))
+    effect = {} if was.effect is None else {"adapter_effect": was.effect}
+    found = {"logit_gap": gap, **effect, **way.agreement(was.logits, saved)}
     summary = f"{facts.parameters:,} parameters in {facts.dtype}, logits within {gap:.2g} of the adapter's"
     return Outcome(figures={**found, "merge_gap": exact, "rounding_gap": rounded}, summary=summary)
 
@@ -122,6 +123,8 @@ def _mergeable(way: AdaptedPolicy, rounding: Quantization | None, into: str) -> 
 
 def _said(way: AdaptedPolicy, model: Any, sequences: list[list[int]]) -> _Said:
     logits = way.said(model, sequences)
+    if not way.comparable:
+        return _Said(logits, None)
     with tolerated(), model.disable_adapter():
         return _Said(logits, probe.gap(logits, way.said(model, sequences)))
 
@@ -146,11 +149,22 @@ def _precision(config: MergeConfig) -> Any:
     return getattr(torch, config.dtype)
 
 
+def _drift(gap: float, effect: float | None) -> str:
+    """Say how far a merged model is from what was trained on a base in few bits."""
+    changed = "" if effect is None else f", and the adapter had changed them by up to {effect:.3g}"
+    return (
+        f"the adapter was trained on a base in few bits: the merged model's logits differ from that policy's by up to "
+        f"{gap:.3g}{changed}"
+    )
+
+
 def _told(was: _Said, saved: Logits) -> MergeFacts:
     """Tell how far what was saved is from what was trained."""
     gap = probe.gap(was.logits, saved)
     beyond = gap > MERGED * max(1.0, probe.size(was.logits))
-    return MergeFacts(gap=_brief(gap) if beyond else 0.0, effect=_brief(was.effect))
+    return MergeFacts(
+        gap=_brief(gap) if beyond else 0.0, effect=None if was.effect is None else _brief(was.effect)
+    )
 
 
 def _brief(value: float) -> float:

@@ -56,6 +56,7 @@ def prepared_data(
             weight_column=config.weight_column,
             supervise=trainer.supervise_held_out(config) if port == EVALUATION else trainer.supervise(config),
             directory=data.path,
+            needs=needs,
         )
     _require_embedded(prepared, policy.model.get_input_embeddings().weight.shape[0])
     remarks = [(Level.WARNING, text) for text in trainer.remarks(prepared.examples)]

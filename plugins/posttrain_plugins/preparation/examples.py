@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.contracts.format import Format
+from posttrain.contracts.loss import Need
 from posttrain.contracts.passage import Passage
 from posttrain.contracts.trainer import Example, Judge, StepEnds, Supervise, TokenSequence, Trainer
 from posttrain.errors import DataError
@@ -184,8 +185,9 @@ def prepare(
     weight_column: str | None,
     supervise: Supervise | Judge | StepEnds = Supervise.ANSWERS,
     directory: Path | None = None,
+    needs: frozenset[Need] = frozenset(),
 ) -> Prepared:
-    """Turn the rows of a dataset into examples. See `Preparation`.
+    """Turn the rows of a dataset into examples. See `Preparation`; `needs` are told to the trainer's `verdicts`.
 
     Raises:
         DataError: A row cannot be encoded, has no usable weight, is too long with `error`, or no row is left.
@@ -199,7 +201,7 @@ def prepare(
         weight_column,
         supervise,
         directory,
-        lambda row: trainer.verdicts(row, format),
+        lambda row: trainer.verdicts(row, format, needs),
     )
     prepared.examples.extend(preparation.examples(rows, prepared))
     require_rows(prepared, max_length)

@@ -14,6 +14,7 @@ from posttrain.contracts.stage import Certainty, Finding, Inputs, Level, Port, S
 from posttrain.errors import StageError
 from posttrain.registry.fields import BoundChoice
 from posttrain.wording import listed
+from posttrain_plugins.preparation.accounts import Account
 
 JUDGE = Port("reward", frozenset({Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL}), optional=True)
 """Where a stage gets the model of a reward that judges with one."""
@@ -80,6 +81,28 @@ def opened(context: StageContext, choice: Choice) -> Scorer:
             )
         scorer = reward.open(given[0], context, config)
     return lambda samples: _checked(name, scorer(samples), len(samples))
+
+
+def tell_abstained(context: StageContext, account: Account) -> None:
+    """Tell on how many completions a reward that judges with a model abstains, and why.
+
+    Args:
+        context: The stage's.
+        account: What became of the completions.
+
+    Raises:
+        DataError: None of them can be encoded.
+    """
+    counts = account.left_out.counts + account.refused.groups.counts
+    reasons = [f"{count}: {text}" for text, count in counts.most_common()]
+    if not reasons:
+        return
+    if account.refused.count == account.rows:
+        account.refused.check(account.rows)
+    share = f"{counts.total()} of {account.rows} completions"
+    context.note(
+        f"{share} have no reward, as its model cannot judge them ({'; '.join(reasons)})", Level.WARNING
+    )
 
 
 def as_row(sample: Sample) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from posttrain.contracts.stage import Finding, Input, Level, StageContext, Volat
 from posttrain.contracts.trainer import Judge
 from posttrain.errors import StageError
 from posttrain_plugins.handoffs.lineage import certainty
-from posttrain_plugins.rewards.judging import JUDGE, as_row
+from posttrain_plugins.rewards.judging import JUDGE, as_row, tell_abstained
 from posttrain_plugins.stopping import pauses
 
 
@@ -37,7 +37,7 @@ class Model(ModelReward):
     """The number of a reward model, read at the last token of the completion.
 
     The completion is judged as the chat template of the reward model shows it, whatever the policy's is. It abstains
-    on one that is longer than the model can take, and on one without any token to judge.
+    on one that is longer than the model can take, on one without any token to judge, and on one that cannot be encoded.
     """
 
     config = ModelOptions
@@ -76,7 +76,7 @@ class Model(ModelReward):
         def score(samples: Sequence[Sample]) -> list[float | None]:
             account = Account()
             examples = list(ready.examples(map(as_row, samples), account))
-            account.refused.check(account.rows)
+            tell_abstained(context, account)
             said = values_of(policy.model, examples, config.batch_tokens, pause)
             return [(said[row][0] - mean) / deviation if row in said else None for row in range(len(samples))]
 

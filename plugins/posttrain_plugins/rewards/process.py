@@ -46,6 +46,15 @@ class StepScores:
         return aggregate(self.log_odds, aggregation)
 
 
+def require_encodable(account: Account) -> None:
+    """Refuse answers that cannot be encoded.
+
+    Raises:
+        DataError: There are some.
+    """
+    account.refused.check(account.rows)
+
+
 @dataclass(frozen=True)
 class ProcessScorer:
     """A process reward model, ready to score.
@@ -99,12 +108,19 @@ class ProcessScorer:
         policy = open_valued(artifact, context, Kind.PROCESS_REWARD_MODEL, device=device)
         return cls(policy, known, artifact.facts.context, batch_tokens)
 
-    def score(self, rows: Sequence[Row], pause: Pause = lambda done: None) -> list[StepScores | None]:
+    def score(
+        self,
+        rows: Sequence[Row],
+        pause: Pause = lambda done: None,
+        judge: Callable[[Account], None] = require_encodable,
+    ) -> list[StepScores | None]:
         """Return what the model says of each answer; None for one that is longer than the model can take.
 
         Args:
             rows: Prompts with answers in steps.
             pause: Called with the number of answers done; may raise to stop.
+            judge: Called with what became of the rows before the model is; may raise. Answers that cannot be encoded
+                are not scored where it lets them pass.
 
         Raises:
             DataError: An answer cannot be encoded, such as a conversation without a chat template.
@@ -117,9 +133,10 @@ class ProcessScorer:
             supervise=StepEnds(self.separator),
         )
         found: list[StepScores | None] = [None] * len(rows)
-        done = 0
-        examples = list(ready.examples(rows, self.account))
-        self.account.refused.check(self.account.rows)
+        done, account = 0, Account()
+        examples = list(ready.examples(rows, account))
+        self.account.take(account)
+        judge(account)
         for part in self._parts(examples):
             for example, scores in zip(part, self._values(part), strict=True):
                 found[example.row] = scores

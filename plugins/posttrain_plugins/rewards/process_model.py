@@ -13,8 +13,9 @@ from posttrain.contracts.component import Config
 from posttrain.contracts.reward import ModelReward, Sample, Scorer
 from posttrain.contracts.stage import Finding, Input, Level, StageContext, VolatileMark
 from posttrain_plugins.handoffs.lineage import certainty
+from posttrain_plugins.preparation.accounts import Account
 from posttrain_plugins.rewards.aggregation import Aggregation
-from posttrain_plugins.rewards.judging import JUDGE, as_row
+from posttrain_plugins.rewards.judging import JUDGE, as_row, tell_abstained
 from posttrain_plugins.rewards.steps import Style
 from posttrain_plugins.stopping import pauses
 
@@ -44,8 +45,8 @@ class ProcessOptions(Config):
 class Process(ModelReward):
     """How likely the steps of a completion are right, after a process reward model, put together to one number.
 
-    The steps are found in the text. It abstains on a completion without any, and on one that is longer than the model
-    can take (Lightman et al. 2023, https://arxiv.org/abs/2305.20050).
+    The steps are found in the text. It abstains on a completion without any, on one that is longer than the model can
+    take, and on one that cannot be encoded (Lightman et al. 2023, https://arxiv.org/abs/2305.20050).
     """
 
     config = ProcessOptions
@@ -79,10 +80,23 @@ class Process(ModelReward):
                 for row in map(as_row, samples)
             ]
             asked = [place for place, row in enumerate(rows) if row["completions"]]
-            said = scorer.score([rows[place] for place in asked], lambda done: pause(done, len(asked)))
+            empty = [place for place, row in enumerate(rows) if not row["completions"]]
+            said = scorer.score(
+                [rows[place] for place in asked],
+                lambda done: pause(done, len(asked)),
+                lambda account: tell_abstained(context, _with_empty(account, empty)),
+            )
             found: list[float | None] = [None] * len(rows)
             for place, scores in zip(asked, said, strict=True):
                 found[place] = None if scores is None else scores.reward(config.aggregation)
             return found
 
         return score
+
+
+def _with_empty(account: Account, empty: Sequence[int]) -> Account:
+    """Count the completions that the model is not asked about."""
+    account.rows += len(empty)
+    for place in empty:
+        account.left_out.add(place, "no step")
+    return account

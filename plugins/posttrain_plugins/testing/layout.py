@@ -130,8 +130,8 @@ def _reward(draw: Draw) -> RewardBatch:
         reward=draw.tokens["value"],
         score=draw.sequences["score"],
         example=draw.owner,
-        margin=draw.rows["margin"] * draw.shows(Need.MARGIN),
         weight=draw.rows["weight"],
+        margin=draw.rows["margin"] if draw.shows(Need.MARGIN) else None,
     )
 
 

@@ -103,6 +103,7 @@ class TrainerSubject:
             truncation="error",
             weight_column=None,
             supervise=self.trainer.supervise(self.config),
+            needs=self.needs,
         ).examples
 
     @cached_property

@@ -71,7 +71,7 @@ class Kto(OfflineTrainer):
         other = passage_of(row, MISMATCHED, row["prompt"], row[COLUMN])
         return (*format.passages(row), replace(other, measured=True))
 
-    def verdicts(self, row: Row, format: Format) -> Sequence[float]:
+    def verdicts(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[float]:
         """1 for a good answer, 0 for a bad one."""
         problem = label_problem(row)
         if problem:

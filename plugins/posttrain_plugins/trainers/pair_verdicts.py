@@ -5,13 +5,15 @@ It is read where a loss declares that it needs it, and columns of these names me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from posttrain.contracts.loss import Need
 from posttrain.contracts.stage import Finding, Input, Level
-from posttrain.errors import DataError
+from posttrain.contracts.trainer import Scores
+from posttrain.errors import DataError, PluginError
+from posttrain.wording import listed
 from posttrain_plugins.data.formats.values import probability
 from posttrain_plugins.data.tokens.token_rows import FORMATS as TOKENIZED
 from posttrain_plugins.handoffs.lineage import certainty
@@ -26,12 +28,23 @@ WRITERS: Mapping[str, float] = {"policy": 1.0, "reference": 0.0}
 
 @dataclass(frozen=True)
 class _Column:
-    """A column, what is wrong with a value of it, and the value as a number."""
+    """A column.
+
+    Args:
+        name: How it is called.
+        field: The batch's field with what it says.
+        expected: What it may hold.
+        problem: Says what is wrong with a value of it.
+        number: Returns a value as a number.
+        read: Returns the field, given the numbers of all rows.
+    """
 
     name: str
+    field: str
     expected: str
     problem: Callable[[Any], str | None]
     number: Callable[[Any], float]
+    read: Callable[[Tensor], Tensor]
 
 
 def _writer(value: Any) -> str | None:
@@ -41,51 +54,57 @@ def _writer(value: Any) -> str | None:
 COLUMNS: Mapping[Need, _Column] = {
     Need.AUTHORS: _Column(
         "chosen_by",
+        "own",
         "`policy` where the policy wrote the chosen answer, `reference` where it wrote the rejected one",
         _writer,
         WRITERS.__getitem__,
+        lambda numbers: numbers > 0.5,
     ),
     Need.PREFERENCE: _Column(
-        "preference", "how likely the chosen answer is preferred, from 0 to 1", probability, float
+        "preference",
+        "preference",
+        "how likely the chosen answer is preferred, from 0 to 1",
+        probability,
+        float,
+        lambda numbers: numbers,
     ),
 }
 """What a loss may need of a pair, in the order of the numbers of a row."""
 
 
-class _Asked(dict[str, Any]):
-    """A row of which something of `COLUMNS` is needed."""
-
-    needs: frozenset[Need] = frozenset()
-
-
-def asked(rows: Iterable[Row], needs: frozenset[Need]) -> Iterator[Row]:
-    """Mark the rows of which a loss needs something."""
-    for row in rows:
-        marked = _Asked(row)
-        marked.needs = needs & COLUMNS.keys()
-        yield marked if marked.needs else row
-
-
-def numbers_of(row: Row) -> Sequence[float]:
-    """Return what a marked row says, NaN for what is not needed; nothing of other rows.
+def numbers_of(row: Row, needs: frozenset[Need]) -> Sequence[float]:
+    """Return what a row says, NaN for what is not needed; nothing where nothing is.
 
     Raises:
         DataError: It does not say it.
     """
-    if not isinstance(row, _Asked):
+    if not needs & COLUMNS.keys():
         return ()
-    return [_number(row, column) if need in row.needs else float("nan") for need, column in COLUMNS.items()]
+    return [_number(row, column) if need in needs else float("nan") for need, column in COLUMNS.items()]
 
 
-def fields_of(verdicts: Tensor) -> dict[str, Tensor | None]:
-    """Return the fields `own` and `preference` of the batch of some rows, given the numbers of all of them."""
-    if not len(verdicts):
-        return {"own": None, "preference": None}
-    own, preference = verdicts.view(-1, len(COLUMNS)).unbind(1)
-    return {
-        "own": None if own.isnan().any() else own > 0.5,
-        "preference": None if preference.isnan().any() else preference,
-    }
+def fields_of(scores: Scores) -> dict[str, Tensor]:
+    """Return the fields `own` and `preference` of a batch, as far as they are needed.
+
+    Where neither is, a trainer's rows may say other things in numbers.
+
+    Raises:
+        PluginError: Rows do not say it.
+    """
+    if not scores.needs & COLUMNS.keys():
+        return {}
+    odd = next((each for each in scores.examples if len(each.verdicts) != len(COLUMNS)), None)
+    if odd is not None:
+        raise PluginError(
+            "the rows do not say what the loss needs of pairs",
+            where=f"`verdicts` of the trainer, row {odd.row + 1}",
+            found=f"{len(odd.verdicts)} numbers",
+            expected=f"{len(COLUMNS)}: {listed([column.name for column in COLUMNS.values()])}",
+            fix="return what `PairTrainer.verdicts` returns, or make the batch in a `batch` of the trainer's own",
+        )
+    said = scores.verdicts.view(len(scores.examples), len(COLUMNS)).unbind(1)
+    pairs = zip(COLUMNS.items(), said, strict=True)
+    return {column.field: column.read(numbers) for (need, column), numbers in pairs if need in scores.needs}
 
 
 def missing_columns(needs: frozenset[Need], port: str, data: Input) -> Iterable[Finding]:

@@ -10,7 +10,7 @@ from posttrain.contracts.loss import AnswerTokens, Family, Need, PreferenceBatch
 from posttrain.contracts.passage import Passage
 from posttrain.contracts.stage import Finding, Inputs
 from posttrain.contracts.trainer import Scores
-from posttrain_plugins.trainers.pair_verdicts import asked, fields_of, missing_columns, numbers_of
+from posttrain_plugins.trainers.pair_verdicts import fields_of, missing_columns, numbers_of
 from posttrain_plugins.training.objective import known_needs
 from posttrain_plugins.training.offline import OfflineTrainer
 from posttrain_plugins.training.options import EVALUATION
@@ -35,21 +35,15 @@ class PairTrainer(OfflineTrainer):
             for data in inputs.get(port, ()):
                 yield from missing_columns(needs, port, data)
 
-    def rows(
-        self, rows: Iterable[Mapping[str, Any]], format: Format, needs: frozenset[Need], seed: int
-    ) -> Iterable[Mapping[str, Any]]:
-        """Mark the rows of which a loss needs to know more than which answer is better."""
-        return asked(rows, needs)
-
     def passages(self, row: Mapping[str, Any], format: Format) -> Sequence[Passage] | str:
         """The two answers to one prompt, unless they are the same."""
         if row["chosen"] == row["rejected"]:
             return "chosen and rejected are the same"
         return format.passages(row)
 
-    def verdicts(self, row: Mapping[str, Any], format: Format) -> Sequence[float]:
+    def verdicts(self, row: Mapping[str, Any], format: Format, needs: frozenset[Need]) -> Sequence[float]:
         """Who wrote the answers, and how sure the preference is, where a loss needs it."""
-        return numbers_of(row)
+        return numbers_of(row, needs)
 
     def batch(self, scores: Scores, config: Any) -> PreferenceBatch:
         """Sum the log-probs of each side."""
@@ -67,7 +61,7 @@ class PairTrainer(OfflineTrainer):
             rejected_tokens=rejected_tokens,
             weight=scores.weight,
             tokens=answer_tokens(scores),
-            **fields_of(scores.verdicts),
+            **fields_of(scores),
         )
 
 

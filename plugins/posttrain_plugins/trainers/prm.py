@@ -10,7 +10,7 @@ from pydantic import Field
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.format import Format, Row
-from posttrain.contracts.loss import Family, ProcessRewardBatch
+from posttrain.contracts.loss import Family, Need, ProcessRewardBatch
 from posttrain.contracts.passage import Passage
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, Scores, StepEnds
@@ -62,7 +62,7 @@ class Prm(ValuedTrainer):
         """Ends of all steps."""
         return StepEnds(config.step_separator)
 
-    def verdicts(self, row: Row, format: Format) -> Sequence[float]:
+    def verdicts(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[float]:
         """The labels as probabilities, whatever type the column has."""
         problem = labels_problem(row)
         if problem:

@@ -74,15 +74,10 @@ class Reward(ValuedTrainer):
                 yield from _misfits(config.loss.name, needs, port, data)
 
     def rows(self, rows: Iterable[Row], format: Format, needs: frozenset[Need], seed: int) -> Iterator[Row]:
-        """Refuse a margin that only some rows have; mark rows from which a loss that compares would learn nothing.
-
-        A loss that does not read margins is given none.
-        """
+        """Refuse a needed margin that only some rows have; mark rows from which a loss that compares learns nothing."""
         first: bool | None = None
         for number, row in enumerate(rows, 1):
-            if Need.MARGIN not in needs:
-                row = {name: value for name, value in row.items() if name != MARGIN}
-            has = MARGIN in row
+            has = MARGIN in row and Need.MARGIN in needs
             first = has if first is None else first
             if has != first:
                 raise DataError(
@@ -101,27 +96,29 @@ class Reward(ValuedTrainer):
             return "chosen and rejected are the same"
         return format.passages(row)
 
-    def verdicts(self, row: Row, format: Format) -> Sequence[float]:
-        """The score of each answer, then the margin."""
-        problem = scores_problem(row, format.columns)
+    def verdicts(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[float]:
+        """The score of each answer, then the margin where a loss needs it."""
+        read = set(row) if Need.MARGIN in needs else set(row) - {MARGIN}
+        problem = scores_problem({name: row[name] for name in read}, format.columns)
         if problem:
             raise DataError(problem, fix="write a finite number; a margin may be left out of all rows")
-        return (*map(float, _scores(row, format)), float(row.get(MARGIN, 0.0)))
+        margin = (float(row.get(MARGIN, 0.0)),) if Need.MARGIN in needs else ()
+        return (*map(float, _scores(row, format)), *margin)
 
     def batch(self, scores: Scores, config: Any) -> RewardBatch:
         """Put each reward beside its score."""
         assert scores.value is not None, "a reward model gives numbers"
-        said = scores.verdicts
         counts = scores.lengths.new_tensor([len(example.sequences) for example in scores.examples])
-        margins = (counts + 1).cumsum(0) - 1
-        is_score = said.new_ones(len(said)).bool()
-        is_score[margins] = False
+        said = [each for example in scores.examples for each in example.verdicts[: len(example.sequences)]]
+        margin = None
+        if Need.MARGIN in scores.needs:
+            margin = scores.value.new_tensor([example.verdicts[-1] for example in scores.examples])
         return RewardBatch(
             reward=scores.value,
-            score=said[is_score],
+            score=scores.value.new_tensor(said),
             example=counts.new_ones(len(counts)).cumsum(0).sub(1).repeat_interleave(counts),
-            margin=said[margins],
             weight=scores.weight,
+            margin=margin,
         )
 
     def judged(self, examples: Sequence[Example], values: Mapping[int, Sequence[float]]) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from posttrain_plugins.training.options import Precision, TrainingOptions, held_
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.tally import gather
 
+Steps = list[list[Example]]
 STEPS = 8
 """Steps whose lengths the choice of a layout rests on."""
 KEPT = 1 << 30
@@ -68,17 +69,14 @@ def assemble(
     """
     config: TrainingOptions = context.config
     assert isinstance(context.stage, Trainer), "only trainers are assembled"
-    whole = [[examples[position] for position in step] for step in order.epoch(0)[:STEPS]]
-    steps = [[example.learned for example in step] for step in whole]
-    # A pass over the reference lays out what is only measured together with what is learned.
-    together = whole if any(example.measured for step in whole for example in step) else []
+    steps, laid_out = _first(examples, order)
     asked = _asked(config, parallel)
     before = earlier(context.work, asked, parallel)
     if before is not None and before.threads is not None:
         torch.set_num_threads(before.threads)
     tried = probe(examples)
     _require_whole(parallel, tried)
-    head, layout = _chosen(context, model, parallel, [*steps, *together], tried, pad, before)
+    head, layout = _chosen(context, model, parallel, laid_out, tried, pad, before)
     stepper = Stepper(
         model=model,
         trainer=context.stage,
@@ -98,6 +96,15 @@ def assemble(
     stepper.smaller = _shrinking(context, made, parallel)
     context.note(described(made, config.backend.name, before is not None))
     return stepper
+
+
+def _first(examples: Sequence[Example], order: DataOrder) -> tuple[Steps, Steps]:
+    """Return what the first steps learn, and that with all else that is laid out."""
+    whole = [[examples[position] for position in step] for step in order.epoch(0)[:STEPS]]
+    steps = [[example.learned for example in step] for step in whole]
+    # A pass over the reference lays out what is only measured together with what is learned.
+    together = whole if any(example.measured for step in whole for example in step) else []
+    return steps, [*steps, *together]
 
 
 def _arranged(

@@ -227,8 +227,10 @@ def needs(directory: Path) -> list[int]:
 
 def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a state dict; a tensor with several names stands under the first of them."""
-    once = {id(tensor): name for name, tensor in reversed(weights.items())}
-    save_file({name: tensor for name, tensor in weights.items() if once[id(tensor)] == name}, path)
+    first: dict[int, str] = {}
+    for name, tensor in weights.items():
+        first.setdefault(id(tensor), name)
+    save_file({name: tensor for name, tensor in weights.items() if first[id(tensor)] == name}, path)
 
 
 def load_weights(path: Path, model: torch.nn.Module, parallel: Parallel = _ALONE) -> None:

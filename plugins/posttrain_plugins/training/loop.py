@@ -119,10 +119,9 @@ class Loop(transformers.Trainer):
             stepper.scale = self.scaling.scale
             # with it, accelerate's optimizer skips steps, and transformers' loop then leaves the schedule alone
             self.accelerator.scaler = self.scaling.scaler
-        self.tokens, self.paused = 0, 0.0
+        self.tokens, self.paused, self.halted = 0, 0.0, False
         self.companions: Any = None
         self.moving: MovingReference | None = None
-        self.halted = False
         self.latest: dict[str, float] = {}
         self._rows: list[int] = []
 
@@ -157,8 +156,7 @@ class Loop(transformers.Trainer):
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Evaluate on the evaluation set; ask for a checkpoint of the best weights, and for the end."""
         assert self.evaluation is not None, "nobody asks for an evaluation without a set"
-        step, best = self.state.global_step, self.evaluation.best
-        started = time.monotonic()
+        step, best, started = self.state.global_step, self.evaluation.best, time.monotonic()
         try:
             metrics = self.evaluation.measure(step)
         except Interrupted:
@@ -274,6 +272,7 @@ class Loop(transformers.Trainer):
             "scaling": self.scaling and self.scaling.state(),
             "callbacks": self.companions and self.companions.state(),
             "reference": self.moving and self.moving.state(),
+            "halted": self.halted,
         }
 
     @property
@@ -334,6 +333,7 @@ class Loop(transformers.Trainer):
             self.companions.restore(progress["callbacks"] or {})
         if self.moving is not None:
             self.moving.restore(progress["reference"])
+        self.halted = progress["halted"]
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         self.parallel.prepare(self.model)

@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor
 
 from posttrain.contracts.loss import Need
+from posttrain.errors import Interrupted
 from posttrain_plugins.training.batches import DataOrder
 from posttrain_plugins.training.starting import StartingPolicy
 
@@ -29,7 +30,8 @@ class MovingReference(transformers.TrainerCallback):
         loop: The training; its model's parameters are whole on every rank.
         sync: How often, and how far.
         steps: How many steps the training takes.
-        pause: Called with the number of examples scored and how many there are.
+        pause: Called with the number of examples scored and how many there are; may raise to stop, on all ranks at
+            once.
     """
 
     def __init__(
@@ -50,7 +52,11 @@ class MovingReference(transformers.TrainerCallback):
         if step % self.sync.steps == 0 and step < self.steps:
             assert self.starting is not None, "it is taken down before the first step"
             self.starting.follow(self.sync.alpha)
-            self._score(step)
+            try:
+                self._score(step)
+            except Interrupted:
+                # The step is done and worth a checkpoint; a resume scores these rows first.
+                control.should_save = control.should_training_stop = True
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the reference's weights, which are part of a checkpoint."""
@@ -72,12 +78,14 @@ class MovingReference(transformers.TrainerCallback):
         stepper, evaluation, started = self.loop.stepper, self.loop.evaluation, time.monotonic()
         last = min(step + self.sync.steps, self.steps)
         examples = [self.loop.examples[position] for position in _visited(self.loop.order, step, last)]
+        held_out = [] if evaluation is None else evaluation.examples
+        total = len(examples) + len(held_out)
         score = stepper.log_probs if Need.REFERENCE_TOKENS in stepper.needs else stepper.totals
         stepper.reference = None
         with self.starting.active():
-            found = score(examples, lambda done: self.pause(done, len(examples))) if examples else {}
+            found = score(examples, lambda done: self.pause(done, total)) if examples else {}
             if evaluation is not None:
-                evaluation.reference = score(evaluation.examples, lambda done: None)
+                evaluation.reference = score(held_out, lambda done: self.pause(len(examples) + done, total))
         stepper.reference = found
         self.loop.paused += time.monotonic() - started
 

@@ -21,7 +21,7 @@ def settled(loop: Loop, checkpoint: Checkpoint) -> Checkpoint:
     if loop.evaluation is None or not progress["evaluation"].get("owed"):
         return checkpoint
     loop.take_over(checkpoint)
-    loop.halted = False
+    loop.halted = progress["halted"]
     loop.evaluate()
     if loop.evaluation.owed:
         return checkpoint

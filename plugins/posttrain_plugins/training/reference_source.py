@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.contracts.loss import REFERENCES, Need
 from posttrain.contracts.stage import Level, StageContext
 from posttrain.contracts.trainer import Example
-from posttrain.errors import StageError
+from posttrain.errors import Interrupted, StageError
 from posttrain_plugins.models.policy import Policy
 from posttrain_plugins.stopping import pauses
 from posttrain_plugins.trainers.referenced import ReferencedOptions, ReferenceSync
@@ -79,6 +79,12 @@ class ReferenceSource:
 
         def pause(done: int, total: int) -> None:
             context.progress(done, total, "reference rows")
+            if loop.parallel.agree(context.stopping):
+                raise Interrupted(
+                    "training was asked to stop",
+                    where=f"row {done} of {total} that the reference scores, after step {loop.state.global_step}",
+                    fix="`posttrain resume` scores them again",
+                )
 
         loop.moving = MovingReference(loop, sync, self.steps, pause)
         loop.add_callback(loop.moving)

@@ -98,6 +98,7 @@ class Scorer:
                 squares=found.squares,
                 mean_logp=found.mean_logp,
                 value=found.value,
+                needs=self.needs,
             )
         )
 

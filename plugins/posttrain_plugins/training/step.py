@@ -187,7 +187,7 @@ class Stepper(Scorer):
             for index, part in enumerate(parts):
                 found.append(replay.first(index, partial(self._scored, part)))
                 pause(dealt.done(index + 1), len(dealt.examples))
-        whole = self.referred(joined(dealt, found, self.parallel, self.wanted))
+        whole = self.referred(joined(dealt, found, self.parallel, self.wanted, self.needs))
         with torch.no_grad():
             measured = self._loss.measure(self._batch(whole), self.loss.config, self.state)
         stats = {name: value.double() for name, value in measured.items()}

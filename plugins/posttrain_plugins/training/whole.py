@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from posttrain.contracts.backend import Parallel
+from posttrain.contracts.loss import Need
 from posttrain.contracts.trainer import Example, Scores
 from posttrain_plugins.training.batches import Deal
 from posttrain_plugins.training.head import Wanted
 
 
-def joined(dealt: Deal, parts: Sequence[Scores], parallel: Parallel, wanted: Wanted) -> Scores:
+def joined(
+    dealt: Deal, parts: Sequence[Scores], parallel: Parallel, wanted: Wanted, needs: frozenset[Need]
+) -> Scores:
     """Return the scores of the whole step, the same on every rank; log-probs are leaves that take a gradient.
 
     Args:
@@ -27,6 +30,7 @@ def joined(dealt: Deal, parts: Sequence[Scores], parallel: Parallel, wanted: Wan
         parts: The scores of this rank's micro-batches, without gradient.
         parallel: The ranks.
         wanted: What the scores hold.
+        needs: What the batch has to hold.
     """
     examples, device = dealt.examples, parallel.device
     own = _places(dealt, parallel.rank)
@@ -50,6 +54,7 @@ def joined(dealt: Deal, parts: Sequence[Scores], parallel: Parallel, wanted: Wan
         squares=whole("squares", True) if wanted.squares else None,
         mean_logp=whole("mean_logp", True) if wanted.mean_logp else None,
         value=whole("value", True) if valued else None,
+        needs=needs,
     )
 
 

@@ -1,4 +1,4 @@
-"""From what a file holds to the rows of a dataset: renaming, recognising the format, judging and converting rows.
+"""From what a file holds to the rows of a dataset: recognising the format, judging and converting rows.
 
 The file is read several times rather than held: once for its schema, once to judge every row, once to use them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,13 +21,11 @@ from posttrain_plugins.data.images.gallery import Gallery
 from posttrain_plugins.data.images.parts import has_images, placed, taken
 from posttrain_plugins.data.judging.flaws import unused_system
 from posttrain_plugins.data.judging.meaning import as_meant
+from posttrain_plugins.data.judging.preparing import Prepared
 from posttrain_plugins.data.problems import Problems
 from posttrain_plugins.data.reading.files import Entry, Readable, Row
 from posttrain_plugins.data.rows import encode_row
 from posttrain_plugins.data.splits import uniform
-
-_WORDS = {"True": True, "False": False, "None": None}
-"""How Python writes what JSON writes in small letters; CSV files that pandas made hold these."""
 
 
 class ImagesLeft(DataError):
@@ -113,56 +110,6 @@ def clean(
         made.images,
         made.counts,
     )
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Rows with their columns renamed and their JSON text parsed.
-
-    Args:
-        rows: What is read.
-        columns: New names of columns, by their old names.
-        json_columns: Columns whose text is JSON to be parsed, by their new names.
-    """
-
-    rows: Readable
-    columns: Mapping[str, str]
-    json_columns: tuple[str, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """The file or dataset, for messages."""
-        return self.rows.source
-
-    @property
-    def merged(self) -> bool:
-        """Whether Arrow held the rows."""
-        return self.rows.merged
-
-    @property
-    def textual(self) -> bool:
-        """Whether the file holds text alone."""
-        return self.rows.textual
-
-    def entries(self) -> Iterator[Entry]:
-        """Begin to read anew.
-
-        Raises:
-            RowsRefused: A row lacks a column that is renamed, or its JSON text is none.
-        """
-        if not self.columns and not self.json_columns:
-            yield from self.rows.entries()
-            return
-        problems = Problems(self.source)
-        for place, row in self.rows.entries():
-            problem = _renaming_problem(row, self.columns) if self.columns else None
-            renamed = {self.columns.get(name, name): value for name, value in row.items()}
-            problem = problem or _parse_json(renamed, self.json_columns)
-            if problem:
-                problems.add(place, problem)
-            else:
-                yield place, renamed
-        problems.check()
 
 
 @dataclass
@@ -310,27 +257,6 @@ def _inferred(prepared: Prepared) -> str:
     for place, row in prepared.entries():
         schema.add(row, place)
     return infer_format(schema.columns, prepared.source, schema.told())
-
-
-def _renaming_problem(row: Row, names: Mapping[str, str]) -> str | None:
-    missing = [name for name in names if name not in row]
-    if missing:
-        return f"no column `{missing[0]}` to rename; the row has {', '.join(map(str, row))}"
-    clashing = [new for new in names.values() if new in row and new not in names]
-    return f"`columns` would replace the column `{clashing[0]}`, which is there already" if clashing else None
-
-
-def _parse_json(row: Row, columns: tuple[str, ...]) -> str | None:
-    """Replace JSON text by what it says; return what is wrong with it."""
-    for column in columns:
-        text = row.get(column)
-        if not isinstance(text, str):
-            continue
-        try:
-            row[column] = _WORDS[text] if text in _WORDS else json.loads(text) if text.strip() else None
-        except (ValueError, RecursionError) as error:
-            return f"`{column}` is not valid JSON: {error}"
-    return None
 
 
 def conflict(row: Row, place: str, types: dict[str, tuple[str, str]]) -> str | None:

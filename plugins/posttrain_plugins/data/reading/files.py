@@ -16,6 +16,8 @@ from posttrain_plugins.data.reading import columnar, delimited, json_array, json
 Row = dict[str, Any]
 Entry = tuple[str, Row]
 """A row behind its place, such as `line 7`."""
+HEARD_EVERY = 1000
+"""Rows between two times that reading tells how far it is."""
 
 
 class Readable(Protocol):
@@ -39,6 +41,41 @@ class Readable(Protocol):
         Raises:
             DataError: The file is malformed; with line numbers.
         """
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Rows whose reading tells how far it is, each time anew, and ends where a stop is asked for.
+
+    Args:
+        rows: The rows.
+        pause: Called every so many rows; may raise.
+    """
+
+    rows: Readable
+    pause: Callable[[int, int | None], None]
+
+    @property
+    def source(self) -> str:
+        """The file or dataset, for messages."""
+        return self.rows.source
+
+    @property
+    def merged(self) -> bool:
+        """Whether Arrow held the rows."""
+        return self.rows.merged
+
+    @property
+    def textual(self) -> bool:
+        """Whether the file holds text alone."""
+        return self.rows.textual
+
+    def entries(self) -> Iterator[Entry]:
+        """Begin to read anew."""
+        for number, entry in enumerate(self.rows.entries()):
+            if number % HEARD_EVERY == 0:
+                self.pause(number, None)
+            yield entry
 
 
 @dataclass(frozen=True)

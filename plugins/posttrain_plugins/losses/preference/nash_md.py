@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from posttrain.contracts.loss import Need, PreferenceBatch, State
+from posttrain.contracts.loss import Need, PreferenceBatch, State, held
 from posttrain_plugins.losses.likelihood import widened
 from posttrain_plugins.losses.preference.referenced import BetaOptions, ReferencedLoss
 
@@ -64,20 +64,21 @@ class NashMd(ReferencedLoss):
 
     def values(self, batch: PreferenceBatch, config: NashMdOptions, state: State) -> Tensor:
         """Return the value of each pair, shape [P]."""
-        assert batch.own is not None and batch.preference is not None, "both are declared"
-        logp = widened(batch.chosen.where(batch.own, batch.rejected))
-        wins = batch.preference.where(batch.own, 1 - batch.preference)
-        return config.beta * _pull(batch, logp, config.kl) - (wins - 0.5) * logp
+        own = held(batch.own, Need.AUTHORS, "own")
+        preference = held(batch.preference, Need.PREFERENCE, "preference")
+        logp = widened(batch.chosen.where(own, batch.rejected))
+        wins = preference.where(own, 1 - preference)
+        return config.beta * _pull(batch, own, logp, config.kl) - (wins - 0.5) * logp
 
 
-def _pull(batch: PreferenceBatch, logp: Tensor, kl: str) -> Tensor:
+def _pull(batch: PreferenceBatch, own: Tensor, logp: Tensor, kl: str) -> Tensor:
     """Return what has the gradient of the divergence from the reference, by the score function, shape [P]."""
     if kl == "sequence":
-        reference = batch.reference_chosen.where(batch.own, batch.reference_rejected)
+        reference = batch.reference_chosen.where(own, batch.reference_rejected)
         return (logp - reference).detach() * logp
     tokens = batch.tokens
     assert tokens is not None and tokens.reference is not None, "Need.REFERENCE_TOKENS is declared"
-    mine = batch.own[tokens.example] == (tokens.answer == 0)
+    mine = own[tokens.example] == (tokens.answer == 0)
     each = widened(tokens.logp)
     weighed = (each - tokens.reference).detach() * each * mine
     return logp.new_zeros(len(logp)).index_add(0, tokens.example, weighed)

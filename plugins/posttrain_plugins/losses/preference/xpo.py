@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from posttrain.contracts.loss import Need, PreferenceBatch, State
+from posttrain.contracts.loss import Need, PreferenceBatch, State, held
 from posttrain_plugins.losses.likelihood import logistic, widened
 from posttrain_plugins.losses.preference.referenced import BetaOptions, ReferencedLoss
 
@@ -55,6 +55,6 @@ class Xpo(ReferencedLoss):
 
     def values(self, batch: PreferenceBatch, config: XpoOptions, state: State) -> Tensor:
         """Return the value of each pair, shape [P]."""
-        assert batch.own is not None, "Need.AUTHORS is declared"
-        of_reference = batch.rejected.where(batch.own, batch.chosen)
+        own = held(batch.own, Need.AUTHORS, "own")
+        of_reference = batch.rejected.where(own, batch.chosen)
         return logistic(config.beta * widened(batch.margin)) + config.alpha * widened(of_reference)

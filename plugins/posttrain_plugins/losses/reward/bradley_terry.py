@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from posttrain.contracts.component import Config
-from posttrain.contracts.loss import Family, Loss, LossOutput, Need, RewardBatch, State, Stats, Term
+from posttrain.contracts.loss import Family, Loss, LossOutput, Need, RewardBatch, State, Stats, Term, held
 from posttrain.contracts.reduction import EXAMPLE_MEAN
 from posttrain_plugins.losses.reward.metrics import DIAGNOSTICS, diagnostics, mean_by_example
 
@@ -55,7 +55,8 @@ class BradleyTerry(Loss):
         better, worse = batch.pairs
         example = batch.example[better]
         chosen, rejected = batch.reward[better], batch.reward[worse]
-        ranked = -logsigmoid(chosen - rejected - batch.margin[example])
+        margin = held(batch.margin, Need.MARGIN, "margin")
+        ranked = -logsigmoid(chosen - rejected - margin[example])
         terms = [Term(mean_by_example(ranked, example, batch) * batch.weight, EXAMPLE_MEAN)]
         if config.center:
             centred = mean_by_example((chosen + rejected).square(), example, batch)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from posttrain.contracts.loss import LossOutput
 from posttrain.contracts.registration import Group
+from posttrain.errors import PluginError
 from posttrain.registry.validation import HELD, faults
 from posttrain_plugins.testing.losses.subject import LossSubject, shown
 from posttrain_plugins.testing.stepping import Shown, measured
@@ -56,7 +57,7 @@ def needs(subject: LossSubject) -> None:
     drawn = subject.draw(seed=40)
     try:
         bare = subject.take(drawn).outputs[0]
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, PluginError) as error:
         raise subject.refuse(f"it reads what it does not declare in `needs`: {error}") from error
     full = subject.take(replace(drawn, lavish=True)).outputs[0]
     for number, (one, two) in enumerate(zip(bare.terms, full.terms, strict=True)):
