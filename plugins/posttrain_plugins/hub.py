@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,18 @@ def moves(id: str | None, revision: str | None) -> str | None:
     if id is None or (revision is not None and _COMMIT.fullmatch(revision)):
         return None
     return f"`{id}` moves: pin `revision` to a commit, which is 40 hexadecimal digits"
+
+
+def cached(id: str, what: str) -> bool:
+    """Whether anything of a `model` or a `dataset` of the hub is in the local cache; looks at folders alone."""
+    from huggingface_hub import constants
+
+    folders = [Path(constants.HF_HUB_CACHE) / "--".join([f"{what}s", *id.split("/")])]
+    if what == "dataset":
+        prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
+        folders.append(Path(prepared) / id.lower().replace("/", "___"))
+        folders.append(Path(prepared) / id.replace("/", "___"))
+    return any(folder.is_dir() for folder in folders)
 
 
 def load_dataset(

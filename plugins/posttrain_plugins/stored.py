@@ -64,7 +64,7 @@ class Load(Stage):
     def check(self, config: LoadConfig, inputs: Inputs) -> Iterable[Finding]:
         """Report what is no artifact."""
         try:
-            _read(Path(config.path))
+            read_artifact(Path(config.path))
         except StoreError as error:
             yield Finding("store", Level.ERROR, Certainty.VERIFIED, str(error))
 
@@ -82,7 +82,7 @@ def run(context: StageContext) -> Outcome:
     Raises:
         StoreError: The directory is no artifact, or a file is not the one that its manifest names.
     """
-    artifact = _read(context.base / context.config.path)
+    artifact = read_artifact(context.base / context.config.path)
     directory = context.output(_ARTIFACT)
     for entry in artifact.manifest.files:
         target = directory / entry.path
@@ -104,12 +104,17 @@ def run(context: StageContext) -> Outcome:
 
 def _readable(config: LoadConfig) -> Artifact | None:
     try:
-        return _read(Path(config.path))
+        return read_artifact(Path(config.path))
     except StoreError:
         return None  # `check` tells why
 
 
-def _read(directory: Path) -> Artifact:
+def read_artifact(directory: Path) -> Artifact:
+    """Return the artifact that a directory of a store is.
+
+    Raises:
+        StoreError: It is none.
+    """
     file = directory / CONTENT
     try:
         return _parsed(directory, file.stat().st_mtime_ns)

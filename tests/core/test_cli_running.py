@@ -64,7 +64,7 @@ class TestPlan:
         assert parsed(command("plan", chain, *sets, "--json"))["refused"] == 2
         told = run(chain, *sets)
         assert told.code == 2
-        assert "error: sft.data: rate: this rate is absurd" in told.err
+        assert "error: sft.data: this rate is absurd" in told.err
         assert not WORKSPACE.exists()
 
     def test_from_without_a_cache_exits_2(self, chain: Path) -> None:

@@ -99,6 +99,7 @@ def test_an_ill_typed_connection_names_both_ends() -> None:
         "file:4:46: chats.test does not fit input port `models` of eval",
         "  found: dataset from chats (try/rows)",
         "  expected: model for eval (try/compare)",
+        "  fix: add a stage that makes a model",
     ]
 
 

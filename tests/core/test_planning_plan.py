@@ -211,7 +211,7 @@ class TestFindings:
         (finding,) = plan.refused
         assert (finding.node, finding.certainty) == ("sft", Certainty.PREDICTED)
         assert plan.as_dict()["refused"] == 1
-        with pytest.raises(HandoffError, match="rate: this rate is absurd") as caught:
+        with pytest.raises(HandoffError, match="this rate is absurd") as caught:
             bench.run()
         assert (caught.value.where, caught.value.fix) == ("sft.data", "lower it")
         assert not (bench.workspace / "runs").exists()

@@ -256,7 +256,6 @@ def test_numbers_and_truth_values_of_csv_are_what_the_format_says(
         ("prompt,completion,score", "a,b,1", "a,b,nan", "scored", "`score` is nan"),
         ("prompt,completion,score", "a,b,1", "a,b,1e999", "scored", "`score` is inf"),
         ("prompt,completion,score", "a,b,1", 'a,b,"1,5"', "scored", '`score` is the string "1,5"'),
-        ("prompt,chosen,rejected,margin", "a,b,c,1", "a,b,c,-1", None, "`margin` is -1"),
     ],
 )
 def test_what_is_none_of_csv_is_refused_by_line_and_column(

@@ -131,6 +131,7 @@ def test_nothing_is_wrong_with_good_rows(format: str, row: Row) -> None:
         ("text", {"text": "a\x00b"}, "stray-character", "'\\x00' at character 2"),
         ("text", {"text": "caf\ufffd"}, "stray-character", "'\\ufffd' at character 4"),
         ("prompt_completion", {"prompt": "a", "completion": " b"}, "edge-space", "white space"),
+        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": -1}, "margins", "is -1"),
         ("prompt_completion", {"prompt": "a", "completion": "b", "system": "s"}, "unused-system", "`system`"),
         (
             "messages",
@@ -170,6 +171,16 @@ def test_long_rows_and_what_all_rows_show() -> None:
     )
     (repeated,) = looked_at([{"text": "a"}] * 3, "text").problems
     assert (repeated.code, repeated.count) == ("repeated-rows", 2)
+
+
+def test_margins_in_some_rows_only_are_told() -> None:
+    pair = {"chosen": "b", "rejected": "c"}
+    rows = [{"prompt": str(n), **pair, **({"margin": 1.0} if n < 4 else {})} for n in range(10)]
+    told = {each.code: each for each in looked_at(rows, "preference").problems}["some-margins"]
+    assert (told.count, told.level) == (6, Level.WARNING)
+    assert "4 of 10 rows" in told.title and "`columns: {margin: OTHER}`" in str(told.fix)
+    for whole in (rows[:4], rows[4:]):
+        assert "some-margins" not in {each.code for each in looked_at(whole, "preference").problems}
 
 
 def test_counts_are_whole_and_examples_few() -> None:

@@ -122,7 +122,7 @@ def test_what_cannot_be_loaded_is_told_while_planning(tmp_path: Path, source: Pa
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"r": 2}')
-    assert "an adapter without its base" in finding(adapter)
+    assert "no weight file" in finding(adapter)
     (found,) = Load().check(LoadConfig(gguf=str(tmp_path / "no.gguf")), {})
     assert "check `gguf`" in str(found.fix)
 

@@ -28,6 +28,7 @@ from posttrain import (
     Term,
     UnpairedBatch,
 )
+from posttrain.contracts.loss import Absent
 from posttrain.errors import PluginError, SpecError
 from posttrain.registry.discovery import discover
 from posttrain.registry.validation import HELD
@@ -394,7 +395,7 @@ FAULTY: Mapping[str, tuple[type[Loss], str]] = {
     "metrics-infinite": (Infinite, "is not finite on ordinary numbers"),
     "effects": (Idle, "the option 'smoothing' has no effect"),
     "effects-list": (Listed, "no other value of the option 'names' was found that validates"),
-    "needs": (Undeclared, "depends on something that `needs` does not declare"),
+    "needs": (Undeclared, "it reads what it does not declare"),
     "needs-tokens": (UndeclaredTokens, "it reads what it does not declare"),
     "needs-margin": (UndeclaredMargin, "it reads what it does not declare"),
     "needs-options": (Forgetful, "`needs_of` leaves out reference"),
@@ -505,7 +506,7 @@ def looks(batch: Any) -> dict[str, Any]:
         if isinstance(value, torch.Tensor):
             found[name] = (value.dim(), value.is_floating_point(), value.dtype is torch.bool)
         else:
-            found[name] = value if value is None else looks(value)
+            found[name] = repr(value) if isinstance(value, Absent | None) else looks(value)
     return found
 
 

@@ -286,7 +286,7 @@ def test_a_part_of_the_dataset_is_evaluated_on(here: Path) -> None:
         (("train", "sfd", "--model", "policy", "--dataset", "rows.jsonl"), "did you mean `train.sft`?"),
         (
             ("sft", "--model", "policy", "--dataset", "rows.jsonl", "--lr", "1"),
-            "it is `--learning_rate 2e-05`",
+            "it is `--learning_rate 1`",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -371,6 +371,11 @@ def test_a_command_trains_and_copies_the_model_out(here: Path) -> None:
     assert (Path(config["base_model_name_or_path"]) / "model.safetensors").is_file(), "peft finds the base"
     ran("dpo", "--model", "dpo:train.model", "--dataset", "data", *short, "--output_dir", "three")
     assert (here / "three" / "adapter_model.safetensors").is_file()
+    ran("dpo", "--model", "two", "--dataset", "pairs.jsonl", *short, "--output_dir", "four")
+    assert json.loads((here / "four" / "adapter_config.json").read_text())["r"] == 2
+    ran("reward", "--model", "out", "--dataset", "pairs.jsonl", *short, "--output_dir", "judge")
+    ran("reward", "--model", "judge", "--dataset", "pairs.jsonl", *short, "--output_dir", "judge2")
+    assert (here / "judge2" / "values.json").is_file()
 
 
 def test_plain_text_is_read_back_as_it_was() -> None:

@@ -18,7 +18,7 @@ from posttrain.planning.overrides import assign
 from posttrain.planning.source import read
 from posttrain.registry.components import ConfigProblems, validate_config
 from posttrain_plugins.commands.arguments import described
-from posttrain_plugins.commands.synonyms import COMMANDS, SYNONYMS, known, known_options
+from posttrain_plugins.commands.synonyms import COMMANDS, EXACT, SYNONYMS, known, known_options
 from posttrain_plugins.commands.wording import flagged
 from posttrain_plugins.training.elsewhere import ELSEWHERE
 
@@ -127,13 +127,14 @@ def test_all_that_is_unknown_is_told_at_once() -> None:
     words += ["--attn_implementation", "sdpa", "--per_device_train_batch_size", "4", "--learning_rat", "1"]
     told = command("dpo", "--model", "org/m", "--dataset", "org/d", "--model.revisio", "1", *words)
     assert told.code == 2
-    for name in [word for word in words if word.startswith("--")] + ["--revisio"]:
+    for name in [word for word in words if word.startswith("--")] + ["--model.revisio"]:
         assert name in told.err
     for hint in (
         "`--callbacks tensorboard`",
-        "`--batch_size 8`",
+        "`--batch_size 4`",
         "`--bf16`",
         "did you mean `--learning_rate`?",
+        "did you mean `--model.revision`?",
     ):
         assert hint in told.err
     assert "{" not in told.err, "no option is told as a file spells it"
@@ -174,3 +175,5 @@ def test_the_page_names_every_synonym() -> None:
     page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `--(\w+)` \| `--([\w.]+)` \|$", page, re.MULTILINE))
     assert rows == {"model_name_or_path": "model", "dataset_name": "dataset", **SYNONYMS}
+    assert set(re.findall(r"^\| `--(\w+)[^`]*` beside|^\| `--(\w+)[^`]*` \|", page, re.MULTILINE))
+    assert all(f"| `--{name}" in page for name in EXACT), "those that mean the same with some values, too"

@@ -77,6 +77,16 @@ def test_a_metric_to_judge_by_is_one_that_is_told(uses: str) -> None:
     assert "did you mean `eval/loss`?" in str(finding.fix)
 
 
+@pytest.mark.parametrize("uses", TRAINERS)
+def test_the_name_of_a_metric_is_judged_before_its_direction(uses: str) -> None:
+    told = sorted(catalogue().load(Group.LOSS, FITTING[uses][0]).metrics - {"loss"})[0]
+    open_ = {**SELECTED, "greater_is_better": None, "loss": FITTING[uses][0]}
+    (misspelt,) = findings(uses, **open_, metric_for_best_model="eval/los")
+    assert "which no evaluation has" in misspelt.message
+    (undirected,) = findings(uses, **open_, metric_for_best_model=f"eval/{told}")
+    assert "greater_is_better: true" in str(undirected.fix)
+
+
 def test_metrics_of_several_losses_have_their_names() -> None:
     parts = [
         Component(name, catalogue().load(Group.LOSS, name)(), NoOptions()) for name in ("sigmoid", "sft")

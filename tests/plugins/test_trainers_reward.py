@@ -23,6 +23,7 @@ from posttrain.contracts.trainer import Example, Scores, TokenSequence
 from posttrain.errors import DataError, StageError
 from posttrain.registry.problems import ConfigProblems
 from posttrain_plugins.data.formats import format_of
+from posttrain_plugins.data.rows import write_rows
 from posttrain_plugins.models.policy import open_policy
 from posttrain_plugins.models.valued import numbers, open_valued
 from posttrain_plugins.models.valued_record import probes_of
@@ -171,11 +172,33 @@ def test_margins_are_learned_and_must_be_numbers_in_every_row(tmp_path: Path):
     text = [*rows[:2], {**rows[2], "margin": "3.0"}]
     with pytest.raises(DataError, match="`margin`") as caught:
         trained(tmp_path / "text", text)
-    assert "row 3" in str(caught.value.where) and "rename it" in str(caught.value)
+    assert "row 3" in str(caught.value.where) and "rename the column" in str(caught.value)
     for row in (preference_rows(1)[0], {**rows[0], "margin": None}, {**rows[0], "margin": -0.5, "id": 1}):
         with pytest.raises(DataError, match="`margin`") as caught:
             trained(tmp_path / str(len(row)), [*rows, row])
         assert "row 5" in str(caught.value.where)
+
+
+@pytest.mark.parametrize("having", [0, 4, 10])
+def test_margins_in_some_rows_only_are_told_before_the_start(tmp_path: Path, having: int):
+    rows = [{"margin": 1.0, **row} if n < having else row for n, row in enumerate(preference_rows(10))]
+    facts = write_rows(tmp_path, rows, "preference")
+    stage, given = catalogue().stage("train.reward"), inputs("preference")
+    (data,) = given["data"]
+    given["data"] = (replace(data, facts=facts),)
+    found = [each for each in stage.check(configured(stage), given) if "`margin`" in each.message]
+    assert len(found) == (having == 4)
+    format, needs = format_of("preference"), frozenset({Need.MARGIN})
+    if having != 4:
+        assert len(list(stage.rows(rows, format, needs, 0))) == 10
+        return
+    assert found[0].level is Level.ERROR and "4 of 10 rows" in found[0].message
+    assert "`columns: {margin: OTHER}`" in str(found[0].fix)
+    with pytest.raises(DataError, match="`margin` in 4 of 10 rows") as refused:
+        list(stage.rows(rows, format, needs, 0))
+    assert "row 5" in str(refused.value.where)
+    with pytest.raises(DataError, match="`margin` in 4 of 10 rows"):
+        list(stage.rows(rows[::-1], format, needs, 0))
 
 
 LOSSES = {name: catalogue().load(Group.LOSS, name) for name in catalogue().names(Group.LOSS)}
@@ -259,7 +282,7 @@ def test_rewards_and_scores_are_matched_by_row():
     batch = trainer.batch(scores, configured(trainer))
     assert batch.score.tolist() == [1.0, 0.0, 3.0, 1.0, 2.0]
     assert batch.margin.tolist() == [0.5, 0.0]
-    assert trainer.batch(replace(scores, needs=frozenset()), configured(trainer)).margin is None
+    assert not trainer.batch(replace(scores, needs=frozenset()), configured(trainer)).holds("margin")
     assert batch.example.tolist() == [0, 0, 1, 1, 1]
     assert [each.tolist() for each in batch.pairs] == [[0, 2, 2, 4], [1, 3, 4, 3]]
     assert trainer.judged(examples, {0: [0.1, 0.2], 4: [0.3, 0.4, 0.5]}) == (1, 4)

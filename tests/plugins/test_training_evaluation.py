@@ -345,10 +345,6 @@ def test_a_metric_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path
         ({"metric_for_best_model": "eval/entropy"}, "ignored without load_best_model_at_end"),
         ({"greater_is_better": True}, "ignored without load_best_model_at_end"),
         ({"metric_for_best_model": "loss"}, "did you mean eval/loss"),
-        (
-            {"metric_for_best_model": "eval/entropy", "load_best_model_at_end": True, "eval_steps": 1},
-            "say whether more of eval/entropy is better",
-        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(options: dict[str, Any], message: str):

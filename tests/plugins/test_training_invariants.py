@@ -124,8 +124,9 @@ def test_unknown_tokens_come_with_what_to_do(judges: bool) -> None:
     assert "`posttrain data inspect DATA --model MODEL --tokens`" in str(caught.value.fix)
 
 
-def test_unknown_tokens_of_the_prompt_are_not_learned() -> None:
-    assert check(row([BOS, UNK, UNK, UNK, 10, END], "....xx")) == ("", [])
+def test_unknown_tokens_of_the_prompt_are_not_learned_but_told() -> None:
+    found, (told,) = check(row([BOS, UNK, UNK, UNK, 10, END], "....xx"))
+    assert found == "" and "50% of the tokens, prompts included" in told
 
 
 def test_rows_without_weight() -> None:

@@ -88,7 +88,14 @@ def explain(
     if what not in Past.of(store).newest() and ruleview.names_rule(what, files or ()):
         ruleview.show_rule(what, files or (), as_json)
         return
-    trees = [ancestry(store, digest) for digest in dict.fromkeys(_digests(store, what).values())]
+    try:
+        digests = _digests(store, what)
+    except StoreError as error:
+        if what.isidentifier():
+            note = f"a finding that ends with `[{what}]` and no code is what a stage says of its own options and data"
+            error.fix = "; ".join(filter(None, (error.fix, f"{note}: what to do stands below it")))
+        raise
+    trees = [ancestry(store, digest) for digest in dict.fromkeys(digests.values())]
     if as_json:
         print_json([tree.as_dict() for tree in trees])
         return

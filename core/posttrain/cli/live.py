@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from posttrain.cli.measures import duration, figures
-from posttrain.cli.output import console, printable, say
+from posttrain.cli.output import console, printable, say, voice
 from posttrain.contracts.stage import Level
 
 _PLAIN_EVERY = 10.0
@@ -175,7 +175,7 @@ class LiveView:
             if node:
                 self._lines.setdefault(node, Line(node)).take(event)
         if event["type"] == "note":
-            console().print(printable(_note(event)), style="yellow" if _warns(event) else "dim")
+            console().print(printable(voice().word(_note(event))), style="yellow" if _warns(event) else "dim")
 
     def table(self) -> Any:
         """Return the table as it stands."""

@@ -9,7 +9,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +33,40 @@ Sets = Annotated[
     ),
 ]
 DEFAULT_WORKSPACE = Path(".posttrain")
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How warnings, and errors of stages, are told by a verb that has words of its own.
+
+    Args:
+        word: Says a warning or a part of an error.
+        place: Says where an error is.
+        again: How people call running once more.
+    """
+
+    word: Callable[[str], str] = str
+    place: Callable[[str], str] = str
+    again: str = "`posttrain run` again"
+
+
+_voices = [Voice()]
+"""Not one for each thread: what a run reports may come from any."""
+
+
+@contextlib.contextmanager
+def speaking(voice: Voice) -> Iterator[None]:
+    """Tell warnings and errors of stages in this way while the block lasts."""
+    _voices.append(voice)
+    try:
+        yield
+    finally:
+        _voices.remove(voice)
+
+
+def voice() -> Voice:
+    """Return how things are told now."""
+    return _voices[-1]
 
 
 @cache
@@ -87,7 +122,7 @@ def complain(error: PosttrainError) -> None:
 def warn(lines: list[str] | tuple[str, ...]) -> None:
     """Print warnings for people on standard error."""
     for line in lines:
-        typer.echo(typer.style("warning: ", fg="yellow", bold=True) + printable(line), err=True)
+        typer.echo(typer.style("warning: ", fg="yellow", bold=True) + printable(voice().word(line)), err=True)
 
 
 def remark(lines: Sequence[str]) -> None:

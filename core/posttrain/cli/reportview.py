@@ -9,7 +9,7 @@ from rich.text import Text
 
 from posttrain.artifacts.store import Store
 from posttrain.cli.measures import duration, figures
-from posttrain.cli.output import console, printable, say
+from posttrain.cli.output import console, printable, say, voice
 from posttrain.cli.planview import show_verdict, table_of
 from posttrain.contracts.runner import NodeResult, NodeStatus
 from posttrain.execution.session import RunReport
@@ -65,14 +65,14 @@ def _show_warnings(warnings: Sequence[str]) -> None:
         return
     console().print(Text(f"\n{len(warnings)} warning{'s' * (len(warnings) > 1)}", style="bold yellow"))
     for text in warnings[:_REPEATED]:
-        console().print(Text(f"  warning: {printable(text)}"), soft_wrap=True)
+        console().print(Text(f"  warning: {printable(voice().word(text))}"), soft_wrap=True)
     if len(warnings) > _REPEATED:
         say(f"  and {len(warnings) - _REPEATED} more above")
 
 
 def _go_on(report: RunReport) -> str:
     if report.to_mend:
-        return " (mend what is named above, then `posttrain run` again; what is done is reused)"
+        return f" (mend what is named above, then {voice().again}; what is done is reused)"
     if report.status in ("failed", "interrupted"):
         return f" (go on with `posttrain resume {report.run}`)"
     return ""
@@ -81,11 +81,13 @@ def _go_on(report: RunReport) -> str:
 def _show_error(result: NodeResult) -> None:
     error = result.error or {"message": result.summary}
     line = Text(f"\n{printable(result.node)}: ", style="bold red")
-    line.append(printable(str(error.get("message", ""))), style="default not bold")
+    speaker = voice()
+    line.append(printable(speaker.word(str(error.get("message", "")))), style="default not bold")
     console().print(line)
     for part in ("where", "found", "expected", "fix"):
         if error.get(part):
-            console().print(Text(f"  {part}: {printable(str(error[part]))}"), soft_wrap=True)
+            told = (speaker.place if part == "where" else speaker.word)(str(error[part]))
+            console().print(Text(f"  {part}: {printable(told)}"), soft_wrap=True)
     for text in _log(str(error.get("log") or ""), str(error.get("message"))):
         console().print(Text(f"  log: {printable(text)}"), soft_wrap=True)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from posttrain.errors import PluginError
 
@@ -56,7 +57,71 @@ REFERENCES = frozenset({Need.REFERENCE, Need.REFERENCE_TOKENS})
 """What has to be known of the reference."""
 
 
-def held(value: Tensor | None, need: Need, field: str) -> Tensor:
+class Undeclared(PluginError):
+    """A loss reads what its batch holds only where a need is declared."""
+
+    def of(self, loss: str) -> Undeclared:
+        """Return the error that names the loss, too."""
+        where = f"loss `{loss}`" if self.where is None else f"loss `{loss}`, {self.where}"
+        return Undeclared(self.message, where=where, found=self.found, fix=self.fix)
+
+
+def _refuse(self: Absent, *args: Any) -> NoReturn:
+    raise self.error()
+
+
+class Absent:
+    """Stands in a batch for a field that was not made: whatever is done with it is an error.
+
+    `None` would say so in words that name neither field nor need, and zeros would be trained on.
+
+    Args:
+        need: What has to be declared.
+        field: How the field is called.
+    """
+
+    def __init__(self, need: Need, field: str) -> None:
+        self._need, self._field = need, field
+
+    def error(self) -> Undeclared:
+        """Return the error that says what to declare."""
+        name = f"Need.{self._need.name}"
+        return Undeclared(
+            f"the batch does not hold `{self._field}`",
+            found=f"a loss that reads it, and a batch that was made without `{name}`",
+            fix=f"declare `{name}` in the loss's `needs`; a `batch` of a trainer's own has to fill the field",
+        )
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise next(each for each in _flat((args, kwargs or {})) if isinstance(each, Absent)).error()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # what copies, pickles and inspects objects asks for these
+            raise AttributeError(name)
+        raise self.error()
+
+    def __repr__(self) -> str:
+        return f"Absent({self._need.name}, {self._field})"
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __invert__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __rand__ = __or__ = __ror__ = _refuse
+    __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = _refuse
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield what stands in nested arguments."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
+
+
+def held(value: Any, need: Need, field: str) -> Tensor:
     """Return a field of a batch that is there where a loss declares that it needs it.
 
     Args:
@@ -65,26 +130,44 @@ def held(value: Tensor | None, need: Need, field: str) -> Tensor:
         field: How the field is called, for the message.
 
     Raises:
-        PluginError: It is not there.
+        Undeclared: It is not there.
     """
-    if value is None:
-        raise PluginError(
-            f"the batch does not hold `{field}`",
-            where=f"a loss that reads `{field}`",
-            found=f"a batch that was made without `Need.{need.name}`",
-            fix=f"declare `Need.{need.name}` in the loss's `needs`; a `batch` of a trainer's own has to fill the field",
-        )
-    return value
+    if value is None or isinstance(value, Absent):
+        raise Absent(need, field).error()
+    return cast("Tensor", value)
+
+
+class Governed:
+    """Base of what a loss is given: fields that needs govern, and that nobody has filled, refuse to be read.
+
+    Class attributes:
+        governed: What has to be declared for a field. `None` in one becomes an `Absent`.
+    """
+
+    governed: ClassVar[Mapping[str, Need]] = {}
+
+    def __post_init__(self) -> None:
+        for field, need in self.governed.items():
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, Absent(need, field))
+
+    def holds(self, field: str) -> bool:
+        """Whether a field is there."""
+        return not isinstance(getattr(self, field), Absent | None)
+
+
+_UNMADE: Any = None
+"""What a field is until it is filled, or replaced with what refuses."""
 
 
 @dataclass(frozen=True)
-class TokenBatch:
+class TokenBatch(Governed):
     """Supervised tokens, flattened.
 
     Args:
         logp: log π(token | prefix), shape [N], with gradient.
         entropy: Entropy of the policy at each token, shape [N], nats; with gradient where `Need.ENTROPY` is
-            declared, else detached.
+            declared, else for metrics alone: a term that depends on it is refused.
         top1: Whether the token is the policy's most likely one, shape [N], bool; False unless the trainer has
             `diagnostics`.
         example: Index of the example each token belongs to, shape [N].
@@ -95,17 +178,22 @@ class TokenBatch:
     """
 
     family: ClassVar[Family] = Family.TOKEN
+    governed: ClassVar[Mapping[str, Need]] = {
+        "entropy": Need.ENTROPY,
+        "squares": Need.SQUARES,
+        "mean_logp": Need.MEAN_LOGP,
+    }
     logp: Tensor
     entropy: Tensor
     top1: Tensor
     example: Tensor
     weight: Tensor
-    squares: Tensor | None = None
-    mean_logp: Tensor | None = None
+    squares: Tensor = _UNMADE
+    mean_logp: Tensor = _UNMADE
 
 
 @dataclass(frozen=True)
-class AnswerTokens:
+class AnswerTokens(Governed):
     """The N supervised tokens of all answers of a batch, for losses that look into them.
 
     Args:
@@ -117,23 +205,27 @@ class AnswerTokens:
         squares: Σ_v π(v)² at each token, shape [N], where `Need.SQUARES` is declared.
     """
 
+    governed: ClassVar[Mapping[str, Need]] = {
+        "reference": Need.REFERENCE_TOKENS,
+        "squares": Need.SQUARES,
+    }
     logp: Tensor
     example: Tensor
     answer: Tensor
     place: Tensor
-    reference: Tensor | None = None
-    squares: Tensor | None = None
+    reference: Tensor = _UNMADE
+    squares: Tensor = _UNMADE
 
 
 @dataclass(frozen=True)
-class PreferenceBatch:
+class PreferenceBatch(Governed):
     """Pairs; every tensor has shape [P] (pairs).
 
     Args:
         chosen: Σ log π(chosen | prompt) under the policy, with gradient.
         rejected: Σ log π(rejected | prompt) under the policy, with gradient.
-        reference_chosen: The same under the reference, without gradient; zeros where no reference is needed.
-        reference_rejected: The same under the reference, without gradient.
+        reference_chosen: The same under the reference, without gradient, where `Need.REFERENCE` is declared.
+        reference_rejected: The same under the reference, likewise.
         chosen_tokens: Number of supervised tokens of each chosen completion.
         rejected_tokens: Number of supervised tokens of each rejected completion.
         weight: The row's weight.
@@ -144,6 +236,12 @@ class PreferenceBatch:
     """
 
     family: ClassVar[Family] = Family.PREFERENCE
+    governed: ClassVar[Mapping[str, Need]] = {
+        "reference_chosen": Need.REFERENCE,
+        "reference_rejected": Need.REFERENCE,
+        "own": Need.AUTHORS,
+        "preference": Need.PREFERENCE,
+    }
     chosen: Tensor
     rejected: Tensor
     reference_chosen: Tensor
@@ -152,8 +250,8 @@ class PreferenceBatch:
     rejected_tokens: Tensor
     weight: Tensor
     tokens: AnswerTokens | None = None
-    own: Tensor | None = None
-    preference: Tensor | None = None
+    own: Tensor = _UNMADE
+    preference: Tensor = _UNMADE
 
     @property
     def margin(self) -> Tensor:
@@ -186,29 +284,34 @@ class ThreeWayBatch:
 
 
 @dataclass(frozen=True)
-class UnpairedBatch:
+class UnpairedBatch(Governed):
     """Answers that are good or bad; every tensor has shape [U] (rows).
 
     Args:
         logp: Σ log π(completion | prompt) under the policy, with gradient.
-        reference: The same under the reference, without gradient; zeros where no reference is needed.
+        reference: The same under the reference, without gradient, where `Need.REFERENCE` is declared.
         tokens: Number of supervised tokens of each completion.
         desirable: Whether the completion is good, bool.
         weight: The row's weight.
         mismatched: Σ log π of another row's completion under this row's prompt, where `Need.MISMATCHED` is declared;
             NaN for a row that no other row's completion could be found for. It is for `measure` alone, which then knows
             nothing of the completions themselves (NaN), unless the loss's scope is the whole step.
-        reference_mismatched: The same under the reference.
+        reference_mismatched: The same under the reference, where `Need.REFERENCE` is declared as well.
     """
 
     family: ClassVar[Family] = Family.UNPAIRED
+    governed: ClassVar[Mapping[str, Need]] = {
+        "reference": Need.REFERENCE,
+        "mismatched": Need.MISMATCHED,
+        "reference_mismatched": Need.MISMATCHED,
+    }
     logp: Tensor
     reference: Tensor
     tokens: Tensor
     desirable: Tensor
     weight: Tensor
-    mismatched: Tensor | None = None
-    reference_mismatched: Tensor | None = None
+    mismatched: Tensor = _UNMADE
+    reference_mismatched: Tensor = _UNMADE
 
     @property
     def log_ratio(self) -> Tensor:
@@ -217,7 +320,7 @@ class UnpairedBatch:
 
 
 @dataclass(frozen=True)
-class RewardBatch:
+class RewardBatch(Governed):
     """What a reward model says of S answers to E prompts.
 
     Args:
@@ -231,11 +334,12 @@ class RewardBatch:
     """
 
     family: ClassVar[Family] = Family.REWARD
+    governed: ClassVar[Mapping[str, Need]] = {"margin": Need.MARGIN}
     reward: Tensor
     score: Tensor
     example: Tensor
     weight: Tensor
-    margin: Tensor | None = None
+    margin: Tensor = _UNMADE
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor]:

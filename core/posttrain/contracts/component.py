@@ -6,8 +6,9 @@ A config field annotated `Annotated[Choice, Uses(Group.LOSS)]` accepts a bare na
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -15,9 +16,14 @@ from posttrain.contracts.registration import Group
 
 
 class Config(BaseModel):
-    """Base of every option model: strict, frozen, unknown keys refused."""
+    """Base of every option model: strict, frozen, unknown keys refused.
+
+    Class attributes:
+        elsewhere: What takes the place of options that people bring from other tools, by their names there.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
 
 class NoOptions(Config):

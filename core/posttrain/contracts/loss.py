@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.contracts.batches import REFERENCES as REFERENCES
+from posttrain.contracts.batches import Absent as Absent
 from posttrain.contracts.batches import AnswerTokens as AnswerTokens
 from posttrain.contracts.batches import Family as Family
 from posttrain.contracts.batches import Need as Need
@@ -21,6 +22,7 @@ from posttrain.contracts.batches import ProcessRewardBatch as ProcessRewardBatch
 from posttrain.contracts.batches import RewardBatch as RewardBatch
 from posttrain.contracts.batches import ThreeWayBatch as ThreeWayBatch
 from posttrain.contracts.batches import TokenBatch as TokenBatch
+from posttrain.contracts.batches import Undeclared as Undeclared
 from posttrain.contracts.batches import UnpairedBatch as UnpairedBatch
 from posttrain.contracts.batches import held as held
 from posttrain.contracts.component import Config, NoOptions

@@ -20,7 +20,7 @@ from posttrain.planning.references import scalar_text
 from posttrain.planning.source import Position, dotted, problem_at
 from posttrain.planning.spec import StageSpec
 from posttrain.registry.catalogue import Catalogue
-from posttrain.registry.components import ConfigProblems, marked, validate_config
+from posttrain.registry.components import ConfigProblem, ConfigProblems, marked, validate_config
 
 DEFAULT = "default"
 """The origin of an option that nobody set."""
@@ -163,7 +163,7 @@ def _config(plugin: Stage, options: Options, catalogue: Catalogue, base: Path) -
             problem_at(
                 options,
                 problem.path,
-                f"{problem.message} (`{dotted(('stages', options.stage, 'with', *problem.path))}`)",
+                _told(problem, options),
                 found=problem.found,
                 expected=problem.expected,
                 fix=problem.suggestion,
@@ -171,6 +171,13 @@ def _config(plugin: Stage, options: Options, catalogue: Catalogue, base: Path) -
             )
             for problem in several.problems
         ) from several
+
+
+def _told(problem: ConfigProblem, options: Options) -> str:
+    """Return what is wrong, and at which key path where the place is one of a file."""
+    path = dotted(("stages", options.stage, "with", *problem.path))
+    placed = str(options.position(problem.path, key=problem.at_key)) == path
+    return problem.message if placed else f"{problem.message} (`{path}`)"
 
 
 def _set(data: Any, path: KeyPath, value: Any) -> None:

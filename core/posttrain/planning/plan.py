@@ -186,10 +186,11 @@ def require_allowed(plan: Plan) -> None:
     """
     if plan.refused:
         first, *others = plan.refused
+        where = f"{first.node}.{first.port}" if first.port else first.node
         more = dict.fromkeys(f"{f.node}: {f.message}" for f in others if f.message != first.message)
         raise HandoffError(
-            f"{first.label}: {first.message}",
-            where=f"{first.node}.{first.port}" if first.port else first.node,
+            f"{first.label}: {first.message}" if first.code else first.message,
+            where=where,
             found=f"besides, {'; '.join(more)}" if more else None,
             fix=first.fix,
         )

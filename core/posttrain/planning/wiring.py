@@ -126,8 +126,24 @@ class _Wire:
                     f"{producer.name}.{name} does not fit input port `{self.port.name}` of {self.draft.name}",
                     found=f"{_kinds(outputs[name])} from {producer.name} ({producer.uses})",
                     expected=f"{_kinds(self.port)} for {self.draft.name} ({self.draft.uses})",
+                    fix=self._other(),
                 )
             yield Reference(producer.name, name)
+
+    def _other(self) -> str:
+        """Return which outputs of the pipeline would fit the port."""
+        nodes = [node for each in self.drafts.values() for node in each if node.name != self.draft.name]
+        fitting = [
+            f"{node.name}.{port.name}"
+            for node in nodes
+            for port in outputs_of(node, self.catalogue)
+            if port.kinds & self.port.kinds
+        ]
+        return (
+            f"connect one that fits: {listed(fitting)}"
+            if fitting
+            else f"add a stage that makes a {_kinds(self.port)}"
+        )
 
     def _no_output(
         self, text: str, name: str | None, producer: Node, outputs: Iterable[str], place: KeyPath

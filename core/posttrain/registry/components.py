@@ -25,7 +25,7 @@ from posttrain.registry.fitting import fits, fitting, takers, traits
 from posttrain.registry.problems import ConfigProblem, ConfigProblems, translated
 from posttrain.registry.schema import config_schema
 from posttrain.registry.validation import config_of
-from posttrain.wording import listed
+from posttrain.wording import did_you_mean, listed
 
 __all__ = [
     "ConfigProblem",
@@ -84,7 +84,7 @@ def _pointed(problem: ConfigProblem, model: type[Config], catalogue: Catalogue) 
         if option in config_of(catalogue.load(uses.group, field.default.name)).model_fields:
             example = f"{name}: {{name: {field.default.name}, {option}: …}}"
             return replace(problem, suggestion=f"it is an option of `{name}`: write `{example}`")
-    return problem
+    return replace(problem, suggestion="take one of those expected, or leave it out")
 
 
 def _named(model: type[Config], data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,8 +193,19 @@ def _bind_all(
             problems.extend(problem.below(spot.path) for problem in error.problems)
         except PluginError as error:
             path = (*spot.path, "name") if isinstance(at(data, spot.path), Mapping) else spot.path
-            problems.append(ConfigProblem(path, error.message, error.found, error.expected, error.fix))
+            told = ConfigProblem(path, error.message, error.found, error.expected, error.fix)
+            problems.append(_narrowed(told, choice.name, uses, catalogue))
     return bound, problems
+
+
+def _narrowed(problem: ConfigProblem, name: str, uses: Uses, catalogue: Catalogue) -> ConfigProblem:
+    """Return the problem of a component that there is not, with those alone that the option takes."""
+    known = catalogue.names(uses.group)
+    if not uses.having or name in known or problem.suggestion not in (None, did_you_mean(name, known)):
+        return problem
+    taken = list(fitting(uses, catalogue))
+    fix = did_you_mean(name, taken) or "take one of those expected"
+    return replace(problem, expected=f"one of {listed(taken)}", suggestion=fix)
 
 
 def _as_choice(value: Any) -> Choice | None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from posttrain.contracts.component import Choice, Uses
+from posttrain.contracts.component import Choice, Config, Uses
 from posttrain.contracts.stage import SecretMark
 from posttrain.errors import SpecError
 from posttrain.keypath import ABSENT, step
@@ -95,7 +95,11 @@ def _data_path(error: ErrorDetails, data: Any) -> Path:
 
 def _unknown(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
     outer = spots.get(path[:-1])
-    options = list(outer.model.model_fields) if outer is not None and outer.model is not None else []
+    model = None if outer is None else outer.model
+    options = [] if model is None else list(model.model_fields)
+    known = model.elsewhere.get(str(path[-1])) if model is not None and issubclass(model, Config) else None
+    if known is not None:
+        return ConfigProblem(path, f"there is no {path[-1]}", suggestion=known, at_key=True)
     return unknown_option(path, options)
 
 
@@ -119,7 +123,21 @@ def _missing(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> Con
 def _misfit(error: ErrorDetails, path: Path, spots: Mapping[Path, Spot]) -> ConfigProblem:
     spot = spots.get(path)
     found = "a literal value" if spot is not None and spot.mark(SecretMark) else short(error["input"])
-    return ConfigProblem(path, "the value does not fit", found=found, expected=_expectation(error, spot))
+    expected = _expectation(error, spot)
+    fix = _left_out(path, spots) or (f"give one that is {expected}" if error["type"] in _BOUNDS else None)
+    return ConfigProblem(path, "the value does not fit", found=found, expected=expected, suggestion=fix)
+
+
+_BOUNDS = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+
+
+def _left_out(path: Path, spots: Mapping[Path, Spot]) -> str | None:
+    """Return the fix for a value that does not fit where there is a plain default."""
+    holder = spots.get(path[:-1]) if path else None
+    field = None if holder is None or holder.model is None else holder.model.model_fields.get(str(path[-1]))
+    if field is None or not isinstance(field.default, str | int | float):
+        return None
+    return f"leave it out for its default, {short(field.default)}, or give one that fits"
 
 
 def _expectation(error: ErrorDetails, spot: Spot | None) -> str:

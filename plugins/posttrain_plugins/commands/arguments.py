@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,14 +18,20 @@ from posttrain.planning.problems import SpecProblems
 from posttrain.planning.source import read
 from posttrain.planning.tree import resolve_plain
 from posttrain.registry.catalogue import Catalogue
+from posttrain.registry.components import ConfigProblems, validate_config
 from posttrain.registry.options import describe
 from posttrain.registry.validation import config_of
-from posttrain.wording import did_you_mean
 from posttrain_plugins.commands.synonyms import COMMANDS
 from posttrain_plugins.commands.wording import flagged
 from posttrain_plugins.training.elsewhere import ELSEWHERE
 
 _MARK = "--"
+_OPTION = re.compile(r"(?<![\w-])--(?!help\b)(?=\w)")
+"""Where an option begins in a text."""
+_SIMILAR = 0.75
+"""How alike names of options are of which one may be meant for the other."""
+_NUMBER = re.compile(r"^(it is `|`batch_size: )[^`\d]*?(-?\d[\d.e+-]*)\}*`")
+"""The number of the first option in a hint that says which one is meant."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,28 @@ def options(
     Raises:
         SpecError: A word is no option, or options are unknown, or values are missing or malformed: all of these.
     """
-    tree: dict[str, Any] = {"with": {}}
     told = Told()
+    made = gathered(model, words, catalogue, given, told)
+    told.conclude()
+    return made
+
+
+def gathered(
+    model: type[Config],
+    words: Sequence[str],
+    catalogue: Catalogue,
+    given: Mapping[str, Any] | None,
+    told: Told,
+) -> dict[str, Any]:
+    """Return those of the options that can be read; as `options`, but what is wrong is left with `told`."""
+    tree: dict[str, Any] = {"with": {}}
+    found: list[Argument] = []
+    with told.each():
+        found = list(_arguments(words))
     for name, value in (given or {}).items():
         with told.each():
-            path = _known(tuple(str(name).split(".")), model, catalogue, tree["with"])
+            path = _known(tuple(str(name).split(".")), model, catalogue, tree["with"], [str(value)])
             assign(tree, ("with", *path), value, f"the option {name}")
-    found = list(_arguments(words))
     # Unknown options come last: what they are told depends on the components that are chosen.
     for argument in sorted(
         found, key=lambda each: (_plain(each.path[0]) not in model.model_fields, len(each.path))
@@ -68,9 +91,26 @@ def options(
         with told.each():
             path, value = _read(argument, model, catalogue, tree["with"])
             assign(tree, ("with", *path), value, argument.spelled)
-    told.conclude()
     made: dict[str, Any] = tree["with"]
     return made
+
+
+def misfits(model: type[Config], given: Mapping[str, Any], catalogue: Catalogue, told: Told) -> None:
+    """Tell which values do not fit, beside options that are unknown; what is missing may be one of those."""
+    try:
+        validate_config(model, given, catalogue)
+    except ConfigProblems as several:
+        for problem in several.problems:
+            if problem.path and (not problem.at_key or len(problem.path) > 1):
+                told.add(
+                    SpecError(
+                        problem.message,
+                        where=_MARK + ".".join(map(str, problem.path)),
+                        found=problem.found,
+                        expected=problem.expected,
+                        fix=problem.suggestion,
+                    )
+                )
 
 
 class Told:
@@ -78,6 +118,22 @@ class Told:
 
     def __init__(self) -> None:
         self._problems: list[PosttrainError] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._problems)
+
+    def add(self, problem: PosttrainError) -> None:
+        """Keep one more problem."""
+        self._problems.append(problem)
+
+    def take(self, other: Told, loads: str) -> None:
+        """Keep the problems with options of what is loaded, which begin with its name and a dot."""
+        for problem in other._problems:
+            for part in ("message", "where", "found", "fix"):
+                text = getattr(problem, part)
+                if text is not None:
+                    setattr(problem, part, _OPTION.sub(rf"\g<0>{loads}.", text))
+            self.add(problem)
 
     @contextmanager
     def each(self) -> Iterator[None]:
@@ -138,7 +194,7 @@ def _read(
     negated = _negated(argument, model)
     if negated is not None:
         return (negated,), False
-    path = _known(argument.path, model, catalogue, so_far)
+    path = _known(argument.path, model, catalogue, so_far, argument.words)
     arms = _leaf(model, path)
     if not argument.words:
         if bool not in arms:
@@ -172,7 +228,11 @@ def _negated(argument: Argument, model: type[Config]) -> str | None:
 
 
 def _known(
-    path: tuple[str, ...], model: type[Config], catalogue: Catalogue, so_far: Mapping[str, Any]
+    path: tuple[str, ...],
+    model: type[Config],
+    catalogue: Catalogue,
+    so_far: Mapping[str, Any],
+    words: Sequence[str],
 ) -> tuple[str, ...]:
     """Return a path with the names that the model has.
 
@@ -181,35 +241,71 @@ def _known(
     """
     first, *rest = path
     if _plain(first) not in model.model_fields:
-        raise _unknown(first, model, catalogue, so_far)
+        raise _unknown(first, model, catalogue, so_far, words)
     keyed = any(
         (get_origin(arm) or arm) is dict for arm in _arms(model.model_fields[_plain(first)].annotation)
     )
     return (_plain(first), *(rest if keyed else map(_plain, rest)))
 
 
-def _unknown(name: str, model: type[Config], catalogue: Catalogue, so_far: Mapping[str, Any]) -> SpecError:
+def _unknown(
+    name: str,
+    model: type[Config],
+    catalogue: Catalogue,
+    so_far: Mapping[str, Any],
+    words: Sequence[str],
+) -> SpecError:
     plain = _plain(name)
     if plain in COMMANDS or plain in ELSEWHERE:
-        return SpecError(f"there is no {_MARK}{name}", fix=COMMANDS.get(plain) or flagged(ELSEWHERE[plain]))
+        hint = COMMANDS.get(plain) or flagged(with_value(ELSEWHERE[plain], words))
+        return SpecError(f"there is no {_MARK}{name}", fix=hint)
+    choosable: list[str] = []
     for option, field in model.model_fields.items():
         uses = next((mark for mark in field.metadata if isinstance(mark, Uses)), None)
         chosen = so_far.get(option, getattr(field.default, "name", None))
-        chosen = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+        if isinstance(chosen, Mapping):
+            chosen = chosen.get("name", getattr(field.default, "name", None))
         if uses is None or not isinstance(chosen, str) or chosen not in catalogue.names(uses.group):
             continue
-        if plain in config_of(catalogue.load(uses.group, chosen)).model_fields:
+        inner = config_of(catalogue.load(uses.group, chosen)).model_fields
+        choosable += [f"{option}.{each}" for each in inner]
+        if plain in inner:
             fix = f"it is an option of the {uses.group} `{chosen}`: {_MARK}{option}.{plain}"
             return SpecError("there is no such option", found=_MARK + name, fix=fix)
-    names = [_MARK + each for each in described(model)]
-    fix = _ending(plain, names) or did_you_mean(_MARK + plain, names) or "`--help` lists all of them"
+    fix = _similar(plain, [*described(model), *choosable]) or "`--help` lists all of them"
     return SpecError("there is no such option", found=_MARK + name, fix=fix)
 
 
-def _ending(name: str, known: Sequence[str]) -> str | None:
-    """Suggest a nested option that is called so."""
-    same = next((each for each in known if each.rpartition(".")[2] == name and "." in each), None)
-    return None if same is None else f"did you mean `{same}`?"
+def _similar(name: str, known: Sequence[str]) -> str | None:
+    """Suggest the option that is called nearly so, by all of its name or by what stands behind its last dot."""
+    ends: dict[str, str] = {}
+    for each in known:
+        ends.setdefault(each.rpartition(".")[2], each)
+    same = {each: each for each in known}
+    found = next(iter(difflib.get_close_matches(name, [*same, *ends], n=1, cutoff=_SIMILAR)), None)
+    return None if found is None else f"did you mean `{_MARK}{same.get(found) or ends[found]}`?"
+
+
+def with_value(hint: str, words: Sequence[str]) -> str:
+    """Return a hint whose first option has the number that was given, where the hint has a number of that type."""
+    match = _NUMBER.search(hint)
+    value = _number(words[0]) if len(words) == 1 else None
+    if match is None or value is None or (isinstance(value, float) and isinstance(_number(match[2]), int)):
+        return hint
+    return f"{hint[: match.start(2)]}{words[0]}{hint[match.end(2) :]}"
+
+
+def _number(text: str) -> int | float | None:
+    try:
+        value = resolve_plain(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def arms(model: type[Config], name: str) -> list[Any]:
+    """Return what an option may be, without None."""
+    return list(_arms(model.model_fields[name].annotation))
 
 
 def _plain(name: str) -> str:

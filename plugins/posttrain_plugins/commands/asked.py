@@ -13,6 +13,7 @@ from posttrain_plugins.commands.origins import DATASETS, LOADERS, MODELS, brough
 
 if TYPE_CHECKING:
     from posttrain.registry.catalogue import Catalogue
+    from posttrain_plugins.commands.arguments import Told
 
 TRAIN = "train"
 """The stage that trains."""
@@ -94,23 +95,25 @@ def stages_of(
     Raises:
         SpecError: Options are unknown or malformed (all of them are told), or the model or the data is missing.
     """
-    from posttrain_plugins.commands.arguments import Told, options
+    from posttrain_plugins.commands.arguments import Told, gathered, misfits
     from posttrain_plugins.commands.synonyms import known, known_options
 
     model = catalogue.stage(trainer).config
-    words, loading = _divided(known(asked.words, model.model_fields))
-    held = known_options(asked.options or {}, model.model_fields)
+    words, loading = _divided(known(asked.words, model.model_fields, trainer))
+    held = known_options(asked.options or {}, model.model_fields, trainer)
     mine = {name: value for name, value in held.items() if _loads(name) is None}
     told = Told()
-    with told.each():
-        chosen = options(model, words, catalogue, mine)
+    loaders = {name: catalogue.stage(LOADERS[kinds]).config for name, kinds in _KINDS.items()}
+    chosen = gathered(model, words, catalogue, mine, told)
     given = {}
     for name in _TO:
         own = {option.partition(".")[2]: value for option, value in held.items() if _loads(option) == name}
-        with told.each():
-            given[name] = options(
-                catalogue.stage(LOADERS[_KINDS[name]]).config, loading[name], catalogue, own
-            )
+        inner = Told()
+        given[name] = gathered(loaders[name], loading[name], catalogue, own, inner)
+        told.take(inner, name)
+    _require_named(asked, given, told)
+    if told:
+        misfits(model, chosen, catalogue, told)
     told.conclude()
     inputs, stages, taken = _brought_in(asked, given, workspace)
     stages[TRAIN] = {"uses": trainer, "inputs": inputs, **({"with": chosen} if chosen else {})}
@@ -153,6 +156,27 @@ def _loads(option: str) -> str | None:
     return name if dot and name in _TO else None
 
 
+def _require_named(asked: Asked, given: Mapping[str, Mapping[str, Any]], told: Told) -> None:
+    """Tell what is not named though it is needed."""
+    for name, value in (
+        ("model", asked.model),
+        ("dataset", asked.dataset),
+        ("eval_dataset", asked.eval_dataset),
+    ):
+        if value is None and (name != "eval_dataset" or given[name]):
+            told.add(
+                SpecError(
+                    f"say which {name} to {_TO[name]}",
+                    where=f"--{name}",
+                    expected="a path, a hub id as OWNER/NAME, or a name of the store",
+                    fix=f"add `--{name} {_EXAMPLES[name]}`",
+                )
+            )
+
+
+_EXAMPLES = {"model": "DIRECTORY", "dataset": "ROWS.jsonl", "eval_dataset": "OTHER_ROWS.jsonl"}
+
+
 def _brought_in(
     asked: Asked, options: Mapping[str, Mapping[str, Any]], workspace: Path
 ) -> tuple[dict[str, str], dict[str, Any], list[str]]:
@@ -166,11 +190,11 @@ def _brought_in(
         ("eval_dataset", "eval", asked.eval_dataset),
     ):
         given = options[name]
-        if text is None and name == "eval_dataset" and not given:
-            continue
         if text is None:
-            raise SpecError(f"say which {name} to {_TO[name]}", where=f"--{name}")
+            continue
         found = brought(str(text), _KINDS[name], workspace, given, asked.download)
+        if found.base is not None:
+            stages["base"] = found.base
         stages[port], inputs[port] = found.stage, port
         taken += [] if found.taken is None else [f"--{name} {found.taken}"]
         parts = given.get("split")

@@ -10,8 +10,10 @@ from typing import Any
 
 from posttrain.artifacts.kinds import POLICY, Kind
 from posttrain.artifacts.manifest import CONTENT
-from posttrain.errors import DataError, StoreError
+from posttrain.artifacts.store import Store
+from posttrain.errors import DataError, SpecError, StoreError
 from posttrain_plugins.inspection.finding import NAMES, found
+from posttrain_plugins.models.recognition import base_digest, base_stage, is_adapter
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MODELS = POLICY | {Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL}
@@ -26,10 +28,12 @@ class Brought:
     Args:
         stage: The stage that brings it in, as a pipeline file would hold it.
         taken: What of the store was taken, and from which run, where the name left that open.
+        base: The stage that brings in what an adapter belongs to, where that is not in the store.
     """
 
     stage: dict[str, Any]
     taken: str | None = None
+    base: dict[str, Any] | None = None
 
 
 def brought(
@@ -46,12 +50,17 @@ def brought(
 
     Raises:
         DataError: Nothing is called so.
-        StoreError: Options are given for what is in the store.
+        SpecError: Options are given for what is in the store.
     """
     path, loader = Path(text), LOADERS[kinds]
     if path.exists() and not (path / CONTENT).is_file():
         option = "gguf" if path.suffix == ".gguf" else "path"
-        return Brought({"uses": loader, "with": {option: text, **options}})
+        stage = {"uses": loader, "with": {option: text, **options}}
+        return (
+            _on_base(stage, path, workspace, download)
+            if kinds is MODELS and is_adapter(path)
+            else Brought(stage)
+        )
     if path.exists():
         return Brought(_stored(text, path, options))
     if text.startswith((".", "/", "~")) or path.suffix in (".jsonl", ".json", ".csv", ".parquet", ".gguf"):
@@ -75,8 +84,20 @@ def brought(
     return Brought(_stored(text, meant.artifact.path, options), taken)
 
 
+def _on_base(stage: dict[str, Any], adapter: Path, workspace: Path, download: bool) -> Brought:
+    """Return an adapter's stage, connected to one that loads its base where this is not in the store."""
+    known = base_digest(adapter)
+    loads = base_stage(adapter)
+    if loads is None or (known is not None and Store(workspace).has(known)):
+        return Brought(stage)
+    base, port = loads
+    if download and "id" in base["with"]:
+        base["with"]["download"] = True
+    return Brought({**stage, "inputs": {"base": f"base.{port}"}}, base=base)
+
+
 def _stored(text: str, directory: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     if options:
         given, fix = ", ".join(options), "leave these options out"
-        raise StoreError("what is in the store is taken as it is", where=text, found=given, fix=fix)
+        raise SpecError("what is in the store is taken as it is", where=text, found=given, fix=fix)
     return {"uses": "store.load", "with": {"path": str(directory.absolute())}}

@@ -5,7 +5,12 @@ Defaults stay those of this project: a synonym says another name, and nothing el
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+Taken = Mapping[str, object] | None
+"""What an option of another tool comes to; None where it is to be refused."""
+Exact = Callable[["Given"], Taken]
 
 SYNONYMS: Mapping[str, str] = {
     "model_revision": "model.revision",
@@ -52,19 +57,146 @@ COMMANDS: Mapping[str, str] = {
 """Options whose place is taken by one of the command, or of what it loads."""
 
 
-def known(words: Sequence[str], own: Collection[str] = ()) -> list[str]:
+@dataclass(frozen=True)
+class Given:
+    """An option of another tool, as it was given, and what stands beside it.
+
+    Args:
+        value: Its value; true for one without.
+        names: All options that are given, as they are called here.
+        loss: The loss that is named.
+        own: Options of the trainer.
+        trainer: Its name.
+    """
+
+    value: object
+    names: Collection[str]
+    loss: object
+    own: Collection[str]
+    trainer: str
+
+    @property
+    def on(self) -> bool:
+        """Whether it is a truth value that is true."""
+        return self.value is True or str(self.value).lower() == "true"
+
+    @property
+    def off(self) -> bool:
+        """Whether it is a truth value that is false."""
+        return self.value is False or str(self.value).lower() == "false"
+
+
+def _gamma(*losses: str) -> Exact:
+    return lambda given: {"loss.gamma": given.value} if given.loss in losses else None
+
+
+def _truncation(given: Given) -> Taken:
+    return {"truncation": given.value} if given.value == "keep_start" else None
+
+
+def _weighting(given: Given) -> Taken:
+    if given.off:
+        return {}
+    return {"weighting": "wpo"} if given.on and "weighting" in given.own else None
+
+
+def _adapters(given: Given) -> Taken:
+    return {} if given.off or (given.on and any(name.startswith("lora.") for name in given.names)) else None
+
+
+def _dropout(given: Given) -> Taken:
+    return {} if given.on and given.trainer in _WITHOUT_DROPOUT else None
+
+
+def _reference(given: Given) -> Taken:
+    return {} if (given.on or given.off) and "reference_sync" in given.own else None
+
+
+def _reports(given: Given) -> Taken:
+    return {} if given.value in ("none", ["none"]) else None
+
+
+_WITHOUT_DROPOUT = (
+    "train.dpo",
+    "train.kto",
+    "train.cpo",
+    "train.orpo",
+    "train.tpo",
+    "train.reward",
+    "train.prm",
+)
+
+EXACT: Mapping[str, Exact] = {
+    "simpo_gamma": _gamma("simpo", "alphapo"),
+    "tpo_l_gamma": _gamma("tpo_l"),
+    "truncation_mode": _truncation,
+    "use_weighting": _weighting,
+    "use_peft": _adapters,
+    "disable_dropout": _dropout,
+    "precompute_ref_log_probs": _reference,
+    "report_to": _reports,
+}
+"""Options that mean the same with some values, or beside some options: what they come to, None where they do not."""
+
+
+def known(words: Sequence[str], own: Collection[str] = (), trainer: str = "") -> list[str]:
     """Return words of a command line with synonyms as options are called here.
 
     Args:
         words: The words.
         own: Options of the trainer, which stay what they are.
+        trainer: Its name.
     """
-    return [_known(word, own) if word.startswith("--") else word for word in words]
+    groups: list[list[str]] = []
+    for word in (_known(word, own) if word.startswith("--") else word for word in words):
+        if word.startswith("--") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    values = {_name(group): _given_value(group) for group in groups}
+    return [word for group in groups for word in _exact_words(group, values, own, trainer)]
 
 
-def known_options(options: Mapping[str, object], own: Collection[str] = ()) -> dict[str, object]:
+def _name(group: Sequence[str]) -> str:
+    return group[0].removeprefix("--").partition("=")[0]
+
+
+def _given_value(group: Sequence[str]) -> object:
+    _, equals, value = group[0].partition("=")
+    found = [*([value] if equals else []), *group[1:]]
+    return True if not found else found[0] if len(found) == 1 else found
+
+
+def _exact_words(
+    group: list[str], values: Mapping[str, object], own: Collection[str], trainer: str
+) -> list[str]:
+    name = _name(group)
+    taken = _exact(name, _given_value(group), values, own, trainer) if group[0].startswith("--") else None
+    if taken is None:
+        return group
+    return [word for option, value in taken.items() for word in (f"--{option}", str(value))]
+
+
+def _exact(
+    name: str, value: object, values: Mapping[str, object], own: Collection[str], trainer: str
+) -> Taken:
+    """Return what an option of another tool comes to here; None where that is not exactly anything."""
+    plain = name.replace("-", "_")
+    if plain in own or plain not in EXACT:
+        return None
+    return EXACT[plain](Given(value, values.keys(), values.get("loss"), own, trainer))
+
+
+def known_options(
+    options: Mapping[str, object], own: Collection[str] = (), trainer: str = ""
+) -> dict[str, object]:
     """Return options of a file in the same way."""
-    return {called(str(name), own): value for name, value in options.items()}
+    values = {called(str(name), own): value for name, value in options.items()}
+    made: dict[str, object] = {}
+    for name, value in values.items():
+        taken = _exact(name, value, values, own, trainer)
+        made |= {name: value} if taken is None else taken
+    return made
 
 
 def called(name: str, own: Collection[str] = ()) -> str:

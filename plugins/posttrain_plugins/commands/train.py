@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, remark, say, warn
+from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, remark, say, speaking, warn
 from posttrain.cli.running import Quiet, RunnerName, Tiny
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import SourceMark
@@ -144,7 +144,25 @@ def _verb(name: str | None) -> Callable[..., None]:
 
 
 def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> None:
-    """Run the pipeline that is asked for, or print it."""
+    """Run the pipeline that is asked for, or print it, in the words of the command line."""
+    from posttrain_plugins.commands.direct import Wording
+
+    wording = Wording(
+        _called(trainer),
+        catalogue.stage(trainer).config,
+        {"model": catalogue.stage("model.load").config}
+        | dict.fromkeys(("data", "eval"), catalogue.stage("data.load").config),
+    )
+    with wording.spoken(), speaking(wording.voice):
+        _carry_out(asked, trainer, catalogue, how)
+
+
+def _called(trainer: str) -> str:
+    short = trainer.removeprefix(_PREFIX)
+    return f"posttrain {short if short in DIRECT else f'train {trainer}'}"
+
+
+def _carry_out(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> None:
     from posttrain.cli.running import perform
     from posttrain.pipeline import Pipeline, Selection
 
@@ -158,6 +176,7 @@ def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> Non
         _print(stages, asked, pipeline, pipeline.plan(how.workspace, selection))
         return
     _require_free(asked.output_dir, how.overwrite)
+    _require_cached(stages)
     try:
         made = perform(
             pipeline,
@@ -180,7 +199,8 @@ def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> Non
             about = (
                 ""
                 if base is None
-                else f", an adapter on {base}; the stage `model.merge` makes one model of both"
+                else f", an adapter on {base}; `--model {asked.output_dir}` goes on with it, and the stage "
+                "`model.merge` makes one model of both"
             )
             say(f"the model is in {asked.output_dir}{about}")
 
@@ -227,6 +247,26 @@ def _print(stages: Mapping[str, Any], asked: Asked, pipeline: Pipeline, planned:
             shown[node.stage] = {**stage, "with": anchored(stage["with"], pipeline.base, sources)}
     plugins = {"plugins": [str(file) for file in pipeline.plugin_files]} if asked.plugins else {}
     say(spelled({"name": pipeline.name, **plugins, "stages": shown}).rstrip())
+
+
+def _require_cached(stages: Mapping[str, Any]) -> None:
+    """Refuse hub ids of which nothing is here, where nothing may be downloaded; before anything starts.
+
+    Raises:
+        DataError: There is one.
+    """
+    from posttrain_plugins import hub
+
+    for name, what in (("model", "model"), ("data", "dataset"), ("eval", "dataset")):
+        options = stages.get(name, {}).get("with", {})
+        if "id" in options and not options.get("download") and not hub.cached(options["id"], what):
+            raise DataError(
+                f"this {what} of the hub is not in the local cache",
+                where=name,
+                found=options["id"],
+                expected="a path, what is in the store, or a hub id that was downloaded before",
+                fix="`download: true` lets it be downloaded",
+            )
 
 
 def _require_free(directory: Path | None, overwrite: bool) -> None:

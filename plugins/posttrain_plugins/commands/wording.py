@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from posttrain.errors import PosttrainError
+from posttrain.errors import PosttrainError, SpecError
 from posttrain_plugins.commands.spelling import flow
 
 _FORMAT = re.compile(r"`format: ([\w/.-]+)`")
@@ -33,16 +34,45 @@ def spoken() -> Iterator[None]:
         raise
 
 
-def flagged(text: str) -> str:
-    """Return a text whose options in backticks, such as `lora: {r: 16}`, are written as `--lora.r 16`."""
-    return _OPTION.sub(lambda match: f"`{' '.join(_flags(match[1]))}`", text)
+def flagged(text: str, named: Callable[[str], Flag | None] | None = None) -> str:
+    """Return a text whose options in backticks, such as `lora: {r: 16}`, are written as `--lora.r 16`.
+
+    Args:
+        text: The text.
+        named: Tells what the command calls an option, None for what is none of it; all are called as they are when
+            left out.
+    """
+    return _OPTION.sub(lambda match: _flags(match[1], named or Flag) or match[0], text)
 
 
-def _flags(option: str) -> Iterator[str]:
+@dataclass(frozen=True)
+class Flag:
+    """An option of a command.
+
+    Args:
+        name: What it is called, without its dashes.
+        whole: Its value is one mapping with keys of any kind.
+    """
+
+    name: str
+    whole: bool = False
+
+
+def _flags(option: str, named: Callable[[str], Flag | None]) -> str | None:
+    """Return options as a command line spells them; None where one is unknown."""
     from posttrain.planning.source import read
 
-    for name, value in read(option, "an option").data.items():
-        yield from _spelled(str(name), value)
+    try:
+        found = read(option, "an option").data
+    except SpecError:
+        return None
+    words: list[str] = []
+    for name, value in found.items() if isinstance(found, Mapping) else ():
+        flag = named(str(name))
+        if flag is None:
+            return None
+        words += [f"--{flag.name} {_quoted(flow(value))}"] if flag.whole else _spelled(flag.name, value)
+    return f"`{' '.join(words)}`" if words else None
 
 
 def _spelled(name: str, value: Any) -> Iterator[str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from posttrain.errors import DataError
 
 _SHOWN = 5
+_FOUND = "the row has "
+"""How what stands behind a semicolon begins where it is no hint but what was found."""
 
 
 class RowsRefused(DataError):
@@ -52,13 +54,24 @@ class Problems:
         """
         if not self.count:
             return
+        shown, hint = _hint_apart(self.shown)
+        fix = "; ".join(filter(None, (hint, fix))) or None
         if self.count == 1:
-            raise RowsRefused(self.shown[0], where=self.source, fix=fix).of(self)
-        rest = self.count - len(self.shown)
-        lines = [*self.shown, f"and {rest} more"] if rest else self.shown
+            raise RowsRefused(shown[0], where=self.source, fix=fix).of(self)
+        rest = self.count - len(shown)
+        lines = [*shown, f"and {rest} more"] if rest else shown
         raise RowsRefused(
             f"{self.count} rows cannot be used", where=self.source, found="\n    ".join(["", *lines]), fix=fix
         ).of(self)
+
+
+def _hint_apart(lines: list[str]) -> tuple[list[str], str | None]:
+    """Return lines without the hint that all of them end with after a semicolon, and that hint."""
+    parts = [line.partition("; ") for line in lines]
+    hints = {hint for _, _, hint in parts}
+    hint = hints.pop() if len(hints) == 1 else ""
+    tells = bool(hint) and len(lines) > 1 and not hint.startswith(_FOUND)
+    return ([line for line, _, _ in parts], hint) if tells else (lines, None)
 
 
 def at_row(error: DataError, place: int) -> DataError:

@@ -21,13 +21,14 @@ from posttrain.contracts.passage import Passage
 from posttrain.errors import DataError
 from posttrain_plugins.data.conversation import Message, Turns, as_messages, content_text
 from posttrain_plugins.data.formats import format_of, resolved
-from posttrain_plugins.data.judging.flaws import flaws_of
+from posttrain_plugins.data.formats.values import MARGIN
+from posttrain_plugins.data.judging.flaws import UNMARGINED, flaws_of
 from posttrain_plugins.data.similarity.repeats import Repeats
 
 ROWS = "rows.jsonl"
 PROMPTS = "prompts.txt"
 
-SHARED: Mapping[str, int] = {"dataset facts": 1}
+SHARED: Mapping[str, int] = {"dataset facts": 2}
 """Numerics of what every stage that writes rows tells of them; raised when facts of the same rows change."""
 _HASH_LENGTH = 16
 _EARLIER = "~"
@@ -50,6 +51,7 @@ class Summary:
         self._calls = False
         self._longest = 0
         self._flaws: Counter[str] = Counter()
+        self._margins = 0
         self._repeats = Repeats(format, self.format.columns)
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -61,6 +63,7 @@ class Summary:
         self._longest = max(self._longest, *map(_characters, passages))
         self._columns = shared_columns(self._columns, row, self.format)
         self._flaws.update(flaws_of(row, self.name))
+        self._margins += MARGIN in row and MARGIN in self.format.scalars
         self._repeats.add(row)
 
     def facts(self, policy: str | None = None) -> DatasetFacts:
@@ -79,8 +82,13 @@ class Summary:
             conversational=self._turns,
             calls=self._calls,
             longest=self._longest,
-            flaws=dict(sorted({**self._flaws, **self._repeats.counts()}.items())),
+            flaws=dict(sorted({**self._flaws, **self._repeats.counts(), **self._unmargined()}.items())),
         )
+
+    def _unmargined(self) -> dict[str, int]:
+        """Return how many rows lack a margin that others have."""
+        lacking = self.count - self._margins
+        return {UNMARGINED: lacking} if lacking and self._margins else {}
 
 
 class RowWriter:

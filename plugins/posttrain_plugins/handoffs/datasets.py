@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
 from posttrain.contracts.trainer import Trainer
+from posttrain.errors import DataError
 from posttrain_plugins.handoffs.lineage import datasets, policies, short, trained_on, trainings
 from posttrain_plugins.handoffs.preferences import flawed
 
@@ -41,7 +42,34 @@ class DatasetFormat(Rule):
                 yield self.unknown(f"whether {data.origin} has the format {expected} is not known yet", name)
                 continue
             message = f"{data.origin} has the format `{format}`, but `{name}` of {site.uses} takes {expected}"
-            yield self.finding(message, data, port=name)
+            yield self.finding(message, data, port=name, fix=_way(data, sorted(allowed)))
+
+
+def _way(data: Input, allowed: Sequence[str]) -> str | None:
+    """Return how rows come to have one of the formats: by their columns, or by a conversion; None for neither."""
+    from posttrain_plugins.data.formats import CANONICAL, format_of
+    from posttrain_plugins.data.formats.routes import route
+
+    formats = {name: format_of(name) for name in CANONICAL}
+    columns, found = set(data.facts.columns or ()), str(data.facts.format)
+    for name in (each for each in allowed if each in formats):
+        if set(formats[name].columns) <= columns:
+            own = ", ".join(f"`{column}`" for column in formats[name].columns)
+            value = "; each `label` must be true or false" if "label" in formats[name].columns else ""
+            return f"read {own} with `format: {name}` where the data is loaded{value}"
+    ways = []
+    for name in (each for each in allowed if each in formats and found in formats):
+        try:
+            ways.append((len(route(formats, found, name).steps), name))
+        except DataError:
+            continue
+    if not ways:
+        return None
+    name = min(ways)[1]
+    return (
+        f"turn the rows into `{name}` with the stage `data.convert` and `to: {name}`, or beforehand with "
+        f"`posttrain data convert DATA --to {name} --output FILE`"
+    )
 
 
 class DatasetSmall(Rule):

@@ -60,7 +60,10 @@ class HeadWrong(Rule):
     code = "H031"
     title = "the head of another kind of model"
     level = Level.ERROR
-    fix = "connect a model of the right kind, or correct `architectures` in its `config.json`"
+    fix = (
+        "connect a model of the right kind; `model.load` tells policies and reward models apart by the "
+        "`architectures` in `config.json`, which must be what the weights are"
+    )
 
     def check(self, site: Site) -> Iterable[Finding]:
         """Compare the architecture's name with the artifact's kind."""

@@ -30,6 +30,8 @@ _HIDDEN = "magenta"
 """The style of what stands for a character that cannot be shown."""
 _CHIP = "reverse"
 _EDGE = "│"
+UNKNOWN = "¿"
+"""What stands behind a token that the tokenizer does not know, where the ends of tokens are shown."""
 _REST = "·"
 """A token without characters of its own: the later part of a character."""
 
@@ -66,5 +68,7 @@ def _append(painted: Text, piece: Piece, tokens: bool) -> None:
     returns = tokens or piece.look is not Look.GIVEN
     for shown, hidden in parts(piece.shown or (_REST if tokens else "")):
         painted.append(shown.replace("\n", "↵\n") if returns else shown, _HIDDEN if hidden else style)
+    if tokens and piece.unknown:
+        painted.append(UNKNOWN, "bold red")
     if tokens:
         painted.append(_EDGE, "blue")

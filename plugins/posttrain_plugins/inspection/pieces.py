@@ -55,6 +55,7 @@ def pieces_of(
                 straddling=not learned and any(stretch[0] < span[0] < stretch[1] for span in spans),
                 special=id in encoder.files.added,
                 cut=position in cut,
+                unknown=int(id) == encoder.unk_id,
             )
         )
         cursor = end

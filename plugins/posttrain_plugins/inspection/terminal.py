@@ -14,7 +14,7 @@ from rich.text import Text
 from posttrain_plugins.data.formats.values import counted
 from posttrain_plugins.inspection.bars import text_bars
 from posttrain_plugins.inspection.escaping import one_line
-from posttrain_plugins.inspection.painting import MARKS, STYLES, paint, safe
+from posttrain_plugins.inspection.painting import MARKS, STYLES, UNKNOWN, paint, safe
 from posttrain_plugins.inspection.statistics import Statistics
 from posttrain_plugins.inspection.summary import (
     Line,
@@ -42,7 +42,7 @@ def show(inspection: Inspection, console: Console, *, tokens: bool = False) -> N
     show_model(inspection.model, console)
     show_statistics(inspection.statistics, console)
     if inspection.shown:
-        _legend(console)
+        _legend(console, tokens)
     for row in inspection.shown:
         show_row(row, console, tokens=tokens)
 
@@ -77,7 +77,7 @@ def _lines(console: Console, lines: Iterable[Line]) -> None:
     console.print(Padding(table, _INDENT))
 
 
-def _legend(console: Console) -> None:
+def _legend(console: Console, tokens: bool) -> None:
     legend = Text("\nshown as ", "dim")
     plain = _marks(console)
     for look, name in (
@@ -89,6 +89,8 @@ def _legend(console: Console) -> None:
         before, after = MARKS[look] if plain else ("", "")
         legend.append(f"{before}{name}{after}", STYLES[look])
         legend.append("  ")
+    if tokens:
+        legend.append(UNKNOWN, "bold red").append(" behind a token that the tokenizer does not know")
     console.print(legend)
 
 

@@ -35,6 +35,7 @@ class Piece:
         straddling: Whether it begins before an answer and ends inside it, and so is not learned.
         special: Whether it is an added token of the tokenizer.
         cut: Whether truncation takes it away.
+        unknown: Whether it is what the tokenizer puts for what it does not know.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Piece:
     straddling: bool = False
     special: bool = False
     cut: bool = False
+    unknown: bool = False
 
     @property
     def look(self) -> Look:

@@ -1,9 +1,9 @@
-"""The stage `model.load`: a model from a directory, the hub, a GGUF file or an installed package."""
+"""The stage `model.load`: a model or an adapter from a directory, the hub, a GGUF file or an installed package."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from posttrain.artifacts.kinds import Kind, PolicyFacts
+from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import (
     Certainty,
     Finding,
+    Input,
     Inputs,
     Level,
     Outcome,
@@ -29,14 +31,27 @@ from posttrain.contracts.stage import (
 from posttrain.errors import DataError
 from posttrain_plugins import hub
 from posttrain_plugins.models.artifact import (
-    ADAPTER_CONFIG,
     CONFIG,
     facts_of,
     weight_files,
     weights_dtype,
     write_config,
 )
+from posttrain_plugins.models.loaded_adapter import (
+    BASE,
+    base_of,
+    copy_adapter,
+    copy_beside,
+    known_base,
+    require_fitting,
+)
 from posttrain_plugins.models.packages import gguf_of, installed_version
+from posttrain_plugins.models.recognition import (
+    Loaded,
+    is_adapter,
+    kind_of,
+    require_kind,
+)
 from posttrain_plugins.models.template import (
     TemplateOption,
     fitted,
@@ -45,6 +60,7 @@ from posttrain_plugins.models.template import (
     templated,
     with_file,
 )
+from posttrain_plugins.models.valued_record import VALUES
 from posttrain_plugins.templates.calling import WITH_CALLS
 from posttrain_plugins.templates.library import named_template
 from posttrain_plugins.templates.tokenizer import (
@@ -92,6 +108,10 @@ class LoadConfig(StageConfig):
     template_file: Annotated[str | None, SourceMark()] = Field(
         default=None, description="the same, from a jinja file of any name"
     )
+    kind: Loaded | None = Field(
+        default=None,
+        description="what comes out; of a `path` its files say it, and anything else is a `model` unless it is said",
+    )
     download: Annotated[bool, VolatileMark()] = Field(
         default=False, description="let this stage use the network"
     )
@@ -126,19 +146,25 @@ class LoadConfig(StageConfig):
 
 
 class Load(Stage):
-    """Bring a model into the store as plain safetensors."""
+    """Bring a model into the store as plain safetensors, or an adapter whose base is there or is connected.
+
+    Of a directory the files say whether it is a policy, a reward model, a process reward model or an adapter.
+    """
 
     config = LoadConfig
+    inputs = (
+        Port(BASE, frozenset({Kind.MODEL, Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL}), optional=True),
+    )
     target = "posttrain_plugins.models.load:run"
     preload = ("torch", "transformers")
 
     def outputs(self, config: LoadConfig) -> tuple[Port, ...]:
         """The model."""
-        return (Port(_MODEL, frozenset({Kind.MODEL})),)
+        return (Port(_MODEL, frozenset({_kind(config)})),)
 
     def predict(self, config: LoadConfig, inputs: Inputs) -> Mapping[str, Prediction]:
         """The facts of a local directory are read here already; of other sources little is known."""
-        return {_MODEL: Prediction(Kind.MODEL, _predicted(config))}
+        return {_MODEL: Prediction(_kind(config), _predicted(config, inputs))}
 
     def check(self, config: LoadConfig, inputs: Inputs) -> Iterable[Finding]:
         """Report missing files, weights that are not safetensors, a package that is not installed."""
@@ -149,9 +175,13 @@ class Load(Stage):
                     f"there is no {value}", f"check `{name}`; it is relative to the spec file's folder"
                 )
                 return
+        if inputs.get(BASE) and (config.gguf or config.package):
+            yield _error(f"the input `{BASE}` belongs to an adapter's `path` or `id`", "leave it out")
         try:
             if config.path is not None:
                 _require_loadable(Path(config.path))
+                require_kind(Path(config.path), _kind(config))
+                require_fitting(Path(config.path), inputs, _kind(config), config.dtype)
                 if config.template is not None and (Path(config.path) / TOKENIZER).is_file():
                     fitted(Path(config.path), named_template(config.template))
             if config.package is not None:
@@ -170,12 +200,20 @@ def run(context: StageContext) -> Outcome:
     """Write the model."""
     config: LoadConfig = context.config
     output = context.output(_MODEL)
+    kind = _kind(_absolute(config, context.base))
     file = _gguf(config, context.base)
     if file is not None:
         _convert(file, output, context.work / "tokenizer", config)
     else:
         source = _directory(config, context.base)
-        _copy(source, output, config.dtype)
+        _require_loadable(source)
+        require_kind(source, kind)
+        if is_adapter(source):
+            given = context.inputs.get(BASE, ())
+            require_fitting(source, _as_inputs(given), kind, config.dtype)
+            copy_adapter(source, output, base_of(source, given, context))
+        else:
+            _copy(source, output, config.dtype)
         if config.template is None and config.template_file is None:
             _keep_template(source, output)
     if config.template is not None or config.template_file is not None:
@@ -183,7 +221,7 @@ def run(context: StageContext) -> Outcome:
         with _of(config, output):
             put_template(output, config.template, file)
     facts = facts_of(output)
-    context.describe(_MODEL, Kind.MODEL, facts)
+    context.describe(_MODEL, kind, facts)
     summary = f"{facts.architecture}, {facts.parameters:,} parameters in {facts.dtype}"
     return Outcome(figures={"parameters": float(facts.parameters or 0)}, summary=summary)
 
@@ -246,20 +284,19 @@ def _directory(config: LoadConfig, base: Path) -> Path:
 
 
 def _require_loadable(directory: Path) -> None:
-    """Refuse what cannot be opened as a plain model.
+    """Refuse what cannot be opened without running code of its own.
 
     Raises:
-        DataError: No config, an adapter, code of its own, or weights that are not safetensors.
+        DataError: No config, code of its own, or weights that are not safetensors.
     """
     if not directory.is_dir():
         raise DataError("a model is a directory", where=str(directory), fix="for a GGUF file use `gguf`")
     config = read_json(directory / CONFIG)
-    if not config:
-        what = "an adapter without its base" if (directory / ADAPTER_CONFIG).is_file() else f"no `{CONFIG}`"
+    if not config and not is_adapter(directory):
         raise DataError(
             "the directory holds no model",
             where=str(directory),
-            found=what,
+            found=f"no `{CONFIG}`",
             fix="give a complete model's directory",
         )
     if config.get("auto_map"):
@@ -275,7 +312,6 @@ def _require_loadable(directory: Path) -> None:
 def _copy(source: Path, directory: Path, dtype: str | None) -> None:
     from posttrain_plugins.models.policy import copy_companions, load_model, save_policy
 
-    _require_loadable(source)
     if dtype is not None and dtype != weights_dtype(source):
         save_policy(directory, load_model(source, dtype), source)
     else:
@@ -285,6 +321,7 @@ def _copy(source: Path, directory: Path, dtype: str | None) -> None:
             shutil.copyfile(source / _INDEX, directory / _INDEX)
         write_config(directory / CONFIG, read_json(source / CONFIG))
         copy_companions(source, directory)
+        copy_beside(source, directory, VALUES)
     if not (source / TOKENIZER).is_file():
         _convert_tokenizer(source, directory)
 
@@ -305,8 +342,10 @@ def _keep_template(source: Path, directory: Path) -> None:
         (directory / TEMPLATE).write_text(template, encoding="utf-8", newline="")
 
 
-def _predicted(config: LoadConfig) -> PolicyFacts:
+def _predicted(config: LoadConfig, inputs: Inputs) -> PolicyFacts:
     changes: dict[str, Any] = {} if config.dtype is None else {"dtype": config.dtype}
+    if config.path is not None and is_adapter(Path(config.path)):
+        changes["base"] = known_base(Path(config.path), inputs)
     facts = _facts(config)
     if facts.template is None and (config.template is not None or config.template_file is not None):
         changes |= {"has_template": True, "overruled": (), "template_name": config.template}
@@ -337,6 +376,21 @@ def _cached_facts(
     """Read the facts that a model has once it has got the template, if it is to get one."""
     given = name is not None or file is not None
     return facts_of(directory, templated(directory, name, file) if given else None)
+
+
+def _kind(config: LoadConfig) -> Kind:
+    """Return what comes out, as the options say, or the files."""
+    if config.kind is not None:
+        return config.kind
+    return Kind.MODEL if config.path is None else kind_of(Path(config.path))
+
+
+def _absolute(config: LoadConfig, base: Path) -> LoadConfig:
+    return config if config.path is None else config.model_copy(update={"path": str(base / config.path)})
+
+
+def _as_inputs(given: Sequence[Artifact]) -> Inputs:
+    return {BASE: [Input(each.ref, each.kind, each.facts, each) for each in given]}
 
 
 def _error(message: str, fix: str | None) -> Finding:

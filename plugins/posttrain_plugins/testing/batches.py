@@ -110,7 +110,8 @@ def _unpaired(given: dict[str, Tensor]) -> UnpairedBatch:
         "reference": torch.zeros_like(logp),
         "tokens": torch.ones_like(logp),
         "weight": torch.ones_like(logp),
-        "reference_mismatched": torch.zeros_like(logp) if "mismatched" in given else None,
+        "mismatched": torch.full_like(logp, torch.nan),
+        "reference_mismatched": torch.zeros_like(logp),
     }
     return UnpairedBatch(**{**plain, **given})
 

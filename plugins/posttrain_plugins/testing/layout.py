@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posttrain.contracts.loss import (
+    Absent,
     AnswerTokens,
     Family,
     Need,
@@ -44,6 +45,9 @@ LEARNED: Mapping[Family, tuple[tuple[str, Need | None], ...]] = {
     Family.PROCESS_REWARD: _VALUE,
 }
 """The numbers of tokens that carry a gradient, with what the loss has to declare for it."""
+_UNSHOWN: Any = None
+"""A field that the loss has not declared, and that refuses to be read then."""
+_UNCOMPARED: Any = Absent(Need.REFERENCE, "reference_mismatched")
 
 
 def _token(draw: Draw) -> TokenBatch:
@@ -54,8 +58,8 @@ def _token(draw: Draw) -> TokenBatch:
         top1=draw.tokens["top1"] & draw.lavish,
         example=owner,
         weight=draw.rows["weight"][owner],
-        squares=draw.tokens["squares"] if draw.shows(Need.SQUARES) else None,
-        mean_logp=draw.tokens["mean_logp"] if draw.shows(Need.MEAN_LOGP) else None,
+        squares=draw.tokens["squares"] if draw.shows(Need.SQUARES) else _UNSHOWN,
+        mean_logp=draw.tokens["mean_logp"] if draw.shows(Need.MEAN_LOGP) else _UNSHOWN,
     )
 
 
@@ -68,26 +72,26 @@ def _columns(draw: Draw, values: Tensor) -> dict[str, Tensor]:
 def _preference(draw: Draw) -> PreferenceBatch:
     logp, lengths = _columns(draw, draw.totals("logp")), _columns(draw, draw.lengths.to(draw.tokens["logp"]))
     shown = draw.shows(Need.REFERENCE)
-    reference = _columns(draw, draw.totals("reference") * shown)
+    reference = _columns(draw, draw.totals("reference")) if shown else {}
     tokens = AnswerTokens(
         logp=draw.tokens["logp"],
         example=draw.owner[draw.sequence],
         answer=draw.answer[draw.sequence],
         place=draw.place,
-        reference=draw.tokens["reference"] if draw.shows(Need.REFERENCE_TOKENS) else None,
-        squares=draw.tokens["squares"] if draw.shows(Need.SQUARES) else None,
+        reference=draw.tokens["reference"] if draw.shows(Need.REFERENCE_TOKENS) else _UNSHOWN,
+        squares=draw.tokens["squares"] if draw.shows(Need.SQUARES) else _UNSHOWN,
     )
     return PreferenceBatch(
         chosen=logp["chosen"],
         rejected=logp["rejected"],
-        reference_chosen=reference["chosen"],
-        reference_rejected=reference["rejected"],
+        reference_chosen=reference.get("chosen", _UNSHOWN),
+        reference_rejected=reference.get("rejected", _UNSHOWN),
         chosen_tokens=lengths["chosen"],
         rejected_tokens=lengths["rejected"],
         weight=draw.rows["weight"],
         tokens=tokens,
-        own=draw.rows["own"] if draw.shows(Need.AUTHORS) else None,
-        preference=draw.rows["preference"] if draw.shows(Need.PREFERENCE) else None,
+        own=draw.rows["own"] if draw.shows(Need.AUTHORS) else _UNSHOWN,
+        preference=draw.rows["preference"] if draw.shows(Need.PREFERENCE) else _UNSHOWN,
     )
 
 
@@ -102,12 +106,15 @@ def _three_way(draw: Draw) -> ThreeWayBatch:
 
 def _unpaired(draw: Draw) -> UnpairedBatch:
     logp = draw.totals("logp")
+    unknown = torch.full_like(draw.rows["mismatched"], torch.nan)
     return UnpairedBatch(
         logp=logp,
-        reference=draw.totals("reference") * draw.shows(Need.REFERENCE),
+        reference=draw.totals("reference") if draw.shows(Need.REFERENCE) else _UNSHOWN,
         tokens=draw.lengths.to(logp),
         desirable=draw.rows["desirable"],
         weight=draw.rows["weight"],
+        mismatched=unknown if draw.shows(Need.MISMATCHED) else _UNSHOWN,
+        reference_mismatched=unknown if draw.shows(Need.MISMATCHED) else _UNSHOWN,
     )
 
 
@@ -121,7 +128,7 @@ def mismatched_batch(draw: Draw) -> UnpairedBatch:
         desirable=draw.rows["desirable"],
         weight=draw.rows["weight"],
         mismatched=draw.rows["mismatched"],
-        reference_mismatched=draw.rows["reference_mismatched"] * draw.shows(Need.REFERENCE),
+        reference_mismatched=draw.rows["reference_mismatched"] if draw.shows(Need.REFERENCE) else _UNCOMPARED,
     )
 
 
@@ -131,7 +138,7 @@ def _reward(draw: Draw) -> RewardBatch:
         score=draw.sequences["score"],
         example=draw.owner,
         weight=draw.rows["weight"],
-        margin=draw.rows["margin"] if draw.shows(Need.MARGIN) else None,
+        margin=draw.rows["margin"] if draw.shows(Need.MARGIN) else _UNSHOWN,
     )
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.format import Format, Row
-from posttrain.contracts.loss import Family, Need, UnpairedBatch
+from posttrain.contracts.loss import REFERENCES, Absent, Family, Need, UnpairedBatch
 from posttrain.contracts.passage import Passage
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import Finding, Inputs
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMPLETION = "completion"
+_UNKNOWN: Any = None
+"""What no loss has asked for."""
+_UNCOMPARED: Any = Absent(Need.REFERENCE, "reference_mismatched")
 
 
 class KtoOptions(ReferencedOptions, WithoutDropout):
@@ -93,18 +96,20 @@ class Kto(OfflineTrainer):
         answers = _by_role(scores)
         unknown = (scores.weight.new_full((len(scores.examples),), float("nan")),) * 3
         logp, reference, tokens = answers.get(COMPLETION, unknown)
-        other, other_reference = None, None
-        if MISMATCHED in answers:
-            other, other_reference, other_tokens = answers[MISMATCHED]
+        compared = bool(scores.needs & REFERENCES)
+        other: Any = None
+        other_reference: Any = None
+        if Need.MISMATCHED in scores.needs:
+            other, other_reference, other_tokens = answers.get(MISMATCHED, unknown)
             other = other.masked_fill(other_tokens.eq(0), float("nan"))
         return UnpairedBatch(
             logp=logp,
-            reference=reference,
+            reference=reference if compared else _UNKNOWN,
             tokens=tokens,
             desirable=scores.verdicts > 0.5,
             weight=scores.weight,
             mismatched=other,
-            reference_mismatched=other_reference,
+            reference_mismatched=other_reference if compared or other is None else _UNCOMPARED,
         )
 
     def invariants(self, metrics: Mapping[str, float], config: KtoOptions) -> Sequence[str]:

@@ -49,14 +49,14 @@ class PairTrainer(OfflineTrainer):
         """Sum the log-probs of each side."""
         chosen, rejected = scores.totals(scores.logp).unbind(1)
         chosen_tokens, rejected_tokens = scores.lengths.to(chosen).view(-1, 2).unbind(1)
-        reference = scores.logp.new_zeros(len(scores.examples), 2)
+        reference: Any = (None, None)
         if scores.reference is not None:
-            reference = scores.reference.view(-1, 2)
+            reference = scores.reference.view(-1, 2).unbind(1)
         return PreferenceBatch(
             chosen=chosen,
             rejected=rejected,
-            reference_chosen=reference[:, 0],
-            reference_rejected=reference[:, 1],
+            reference_chosen=reference[0],
+            reference_rejected=reference[1],
             chosen_tokens=chosen_tokens,
             rejected_tokens=rejected_tokens,
             weight=scores.weight,
@@ -68,12 +68,12 @@ class PairTrainer(OfflineTrainer):
 def answer_tokens(scores: Scores) -> AnswerTokens:
     """Return the supervised tokens of all answers, with where each belongs."""
     first: Tensor = scores.lengths.cumsum(0) - scores.lengths
+    told = {"reference": scores.reference_logp, "squares": scores.squares}
     places = scores.sequence.new_ones(len(scores.logp)).cumsum(0) - 1
     return AnswerTokens(
         logp=scores.logp,
         example=scores.sequence // scores.width,
         answer=scores.sequence % scores.width,
         place=places - first[scores.sequence],
-        reference=scores.reference_logp,
-        squares=scores.squares,
+        **{name: value for name, value in told.items() if value is not None},
     )

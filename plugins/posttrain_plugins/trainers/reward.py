@@ -17,7 +17,8 @@ from posttrain.contracts.stage import Finding, Input, Inputs, Level
 from posttrain.contracts.trainer import Example, Judge, Scores
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats.scored import scores_problem
-from posttrain_plugins.data.formats.values import MARGIN
+from posttrain_plugins.data.formats.values import ALL_OR_NONE, MARGIN, margin_problem
+from posttrain_plugins.data.judging.flaws import UNMARGINED
 from posttrain_plugins.handoffs.lineage import certainty
 from posttrain_plugins.registrations.losses import REWARD
 from posttrain_plugins.trainers.valued import ValuedOptions, ValuedTrainer
@@ -76,14 +77,17 @@ class Reward(ValuedTrainer):
     def rows(self, rows: Iterable[Row], format: Format, needs: frozenset[Need], seed: int) -> Iterator[Row]:
         """Refuse a needed margin that only some rows have; mark rows from which a loss that compares learns nothing."""
         first: bool | None = None
+        rows = iter(rows)
         for number, row in enumerate(rows, 1):
             has = MARGIN in row and Need.MARGIN in needs
             first = has if first is None else first
             if has != first:
+                before, rest = number - 1, [MARGIN in each for each in rows]
+                having = before * first + has + sum(rest)
                 raise DataError(
-                    f"some rows have the column `{MARGIN}`, and some have not",
-                    where=f"row {number}",
-                    expected="a number in every row, or the column in none",
+                    _some_margins(having, number + len(rest)),
+                    where=f"row {number} is the first that has {'one' if has else 'none'}",
+                    fix=ALL_OR_NONE,
                 )
             tied = Need.RIVALS in needs and len(set(_scores(row, format))) == 1
             yield _Tied(row) if tied else row
@@ -98,10 +102,11 @@ class Reward(ValuedTrainer):
 
     def verdicts(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[float]:
         """The score of each answer, then the margin where a loss needs it."""
-        read = set(row) if Need.MARGIN in needs else set(row) - {MARGIN}
-        problem = scores_problem({name: row[name] for name in read}, format.columns)
+        problem = scores_problem(row, format.columns)
         if problem:
-            raise DataError(problem, fix="write a finite number; a margin may be left out of all rows")
+            raise DataError(problem, fix="write a finite number")
+        if Need.MARGIN in needs and (problem := margin_problem(row)):
+            raise DataError(problem, fix=f"write a finite number, or {_RENAME}")
         margin = (float(row.get(MARGIN, 0.0)),) if Need.MARGIN in needs else ()
         return (*map(float, _scores(row, format)), *margin)
 
@@ -110,7 +115,7 @@ class Reward(ValuedTrainer):
         assert scores.value is not None, "a reward model gives numbers"
         counts = scores.lengths.new_tensor([len(example.sequences) for example in scores.examples])
         said = [each for example in scores.examples for each in example.verdicts[: len(example.sequences)]]
-        margin = None
+        margin: Any = None
         if Need.MARGIN in scores.needs:
             margin = scores.value.new_tensor([example.verdicts[-1] for example in scores.examples])
         return RewardBatch(
@@ -132,12 +137,23 @@ class Reward(ValuedTrainer):
         return right, total
 
 
+_RENAME = f"rename the column where it is something else: `columns: {{{MARGIN}: OTHER}}`"
+
+
+def _some_margins(having: int, rows: int) -> str:
+    return f"there is a `{MARGIN}` in {having} of {rows} rows"
+
+
 def _misfits(loss: str, needs: frozenset[Need], port: str, data: Input) -> Iterable[Finding]:
     """Report what a dataset lacks for a loss, or has for nothing."""
     if Need.RIVALS in needs and data.facts.format == "scored":
         message = f"loss `{loss}` compares answers to one prompt, and the rows of {data.origin} hold one each"
         fix = "use `loss: regression`, or rows in the format `ranked` or `preference`"
         yield Finding("trainer", Level.ERROR, certainty(data), message, port=port, fix=fix)
+    lacking, rows = (data.facts.flaws or {}).get(UNMARGINED, 0), data.facts.rows
+    if Need.MARGIN in needs and lacking and rows is not None:
+        message = f"{_some_margins(rows - lacking, rows)} of {data.origin}, and loss `{loss}` reads it"
+        yield Finding("trainer", Level.ERROR, certainty(data), message, port=port, fix=ALL_OR_NONE)
     if Need.MARGIN not in needs and MARGIN in (data.facts.columns or ()):
         message = f"the column `{MARGIN}` of {data.origin} is not used: loss `{loss}` does not read it"
         fix = f"use a loss that does ({', '.join(_reading_margins())}), or leave the column"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from posttrain.contracts.component import Choice, Uses
-from posttrain.contracts.loss import Family, TokenBatch
+from posttrain.contracts.loss import Absent, Family, Need, TokenBatch
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Scores, Supervise
 from posttrain_plugins.training.offline import OfflineTrainer
 from posttrain_plugins.training.options import TrainingOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SftOptions(TrainingOptions):
@@ -43,12 +46,27 @@ class Sft(OfflineTrainer):
 
     def batch(self, scores: Scores, config: Any) -> TokenBatch:
         """Hand the tokens on as they are; a sequence is an example here."""
+        told = {"squares": scores.squares, "mean_logp": scores.mean_logp}
         return TokenBatch(
             logp=scores.logp,
-            entropy=scores.entropy,
+            entropy=scores.entropy if Need.ENTROPY in scores.needs else _for_metrics(scores.entropy),
             top1=scores.top1,
             example=scores.sequence,
             weight=scores.weight[scores.sequence],
-            squares=scores.squares,
-            mean_logp=scores.mean_logp,
+            **{name: value for name, value in told.items() if value is not None},
         )
+
+
+def _for_metrics(entropy: Tensor) -> Tensor:
+    """Return numbers that no term may depend on: they have no gradient that reaches the policy."""
+    import torch
+
+    if not torch.is_grad_enabled():
+        return entropy
+    watched = entropy.detach().requires_grad_()
+    watched.register_hook(_refuse)
+    return watched
+
+
+def _refuse(gradient: Tensor) -> None:
+    raise Absent(Need.ENTROPY, "entropy").error()

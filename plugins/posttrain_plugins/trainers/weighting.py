@@ -24,7 +24,7 @@ def desensitized(batch: PreferenceBatch, alpha: float) -> PreferenceBatch:
     counted = replace(tokens, logp=tokens.logp * counts)
     chosen, rejected = _totals(batch, counted.logp)
     made = replace(batch, chosen=chosen, rejected=rejected, tokens=counted)
-    if tokens.reference is None:
+    if not tokens.holds("reference"):
         return made
     counted = replace(counted, reference=tokens.reference * counts)
     chosen, rejected = _totals(batch, tokens.reference * counts)
@@ -38,7 +38,6 @@ def policy_weights(batch: PreferenceBatch) -> Tensor:
     policy samples (WPO, Zhou et al. 2024, eq. 2, https://arxiv.org/abs/2406.11827, with sampled alignment).
     """
     tokens = _tokens(batch)
-    assert tokens.squares is not None, "the trainer declares that it needs them"
     chosen, rejected = _totals(batch, tokens.logp.detach() - tokens.squares.detach().log())
     return (chosen / batch.chosen_tokens + rejected / batch.rejected_tokens).exp()
 

@@ -42,7 +42,8 @@ ELSEWHERE = {
     "eval_packing": "rows that are evaluated on are never packed; leave it out",
     "padding_free": "it is `layout: packed`",
     "pad_to_multiple_of": "layout decides how sequences lie in memory; leave it out",
-    "truncation_mode": "it is `truncation: keep_start`, keep_end, drop or error",
+    "truncation_mode": "it is `truncation: keep_start`; `truncation: keep_end` cuts the prompt alone, behind its first "
+    "token, and leaves out rows whose answer does not fit",
     "max_prompt_length": _LENGTH,
     "max_completion_length": _LENGTH,
     "max_seq_length": _LENGTH,

@@ -41,9 +41,19 @@ class Best:
 
     @classmethod
     def of(cls, config: TrainingOptions) -> Best | None:
-        """Return what the options ask for, if they do."""
+        """Return what the options ask for, if they do.
+
+        Raises:
+            SpecError: Which way the metric goes is not known.
+        """
         if config.early_stopping_patience is None and not config.load_best_model_at_end:
             return None
+        if config.undirected:
+            raise SpecError(
+                f"whether more of {config.metric_for_best_model} is better is not said",
+                where="greater_is_better",
+                fix="`greater_is_better: true` where more is better, `greater_is_better: false` where less is",
+            )
         return cls(
             config.metric_for_best_model,
             bool(config.greater_is_better),

@@ -129,6 +129,12 @@ class StepZero:
             yield "every token of every sequence is learned, prompts too"
         if _UNKNOWN < (unknown := self._unknown(sequences)) <= _MOST:
             yield f"{unknown:.0%} of the {self._looked_at} are unknown to the tokenizer; {_KNOW}"
+        if (
+            not self.judges
+            and unknown <= _UNKNOWN
+            and (seen := self._unknown(sequences, prompts=True)) > _UNKNOWN
+        ):
+            yield f"{seen:.0%} of the tokens, prompts included, are unknown to the tokenizer; {_KNOW}"
         distinct = {
             (tuple(each.tokens), tuple(each.images)) for example in examples for each in example.sequences[:1]
         }
@@ -154,15 +160,18 @@ class StepZero:
     def _looked_at(self) -> str:
         return "tokens" if self.judges else "learned tokens"
 
-    def _unknown(self, sequences: Sequence[TokenSequence]) -> float:
-        """Return the share of learned tokens, or of those that a judge reads, that are the unknown token."""
+    def _unknown(self, sequences: Sequence[TokenSequence], *, prompts: bool = False) -> float:
+        """Return the share of learned tokens, or of those that a judge reads, that are the unknown token.
+
+        With `prompts`, of all tokens.
+        """
         if self.marks.unk is None:
             return 0.0
         looked_at = [
             id
             for each in sequences
             for id, counts in zip(each.tokens, each.supervised, strict=True)
-            if counts or self.judges
+            if counts or self.judges or prompts
         ]
         return looked_at.count(self.marks.unk) / max(len(looked_at), 1)
 

@@ -194,6 +194,10 @@ def _check_losses(config: TrainingOptions) -> Iterable[Finding]:
         hint = did_you_mean(config.metric_for_best_model, known)
         fix = f"{f'{hint} ' if hint else ''}There are {', '.join(known)}"
         yield Finding("trainer", Level.ERROR, Certainty.VERIFIED, message, fix=fix)
+    elif config.undirected:
+        message = f"whether more of {config.metric_for_best_model} is better is not said"
+        fix = "`greater_is_better: true` where more is better, `greater_is_better: false` where less is"
+        yield Finding("trainer", Level.ERROR, Certainty.VERIFIED, message, fix=fix)
 
 
 def _error(port: str, found: Input, message: str, fix: str) -> Finding:

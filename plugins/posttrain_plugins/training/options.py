@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -35,6 +35,8 @@ Truncation = Literal["keep_start", "keep_end", "drop", "error"]
 
 class TrainingOptions(StageConfig):
     """Options of every trainer; each trainer adds its loss."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
 
     learning_rate: float = Field(default=5e-5, gt=0, description="peak learning rate")
     learning_rate_groups: dict[str, Annotated[float, Field(gt=0)]] = Field(
@@ -191,15 +193,6 @@ class TrainingOptions(StageConfig):
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
         return value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_other_libraries(cls, data: Any) -> Any:
-        """Say what takes the place of options that people bring from elsewhere."""
-        brought = [name for name in ELSEWHERE if isinstance(data, Mapping) and name in data]
-        if brought:
-            raise ValueError("; ".join(f"there is no {name}: {ELSEWHERE[name]}" for name in brought))
-        return data
-
     @field_validator("metric_for_best_model")
     @classmethod
     def _of_an_evaluation(cls, value: str) -> str:
@@ -280,8 +273,6 @@ class TrainingOptions(StageConfig):
         if self.eval_steps == 0:
             wanted = "early_stopping_patience" if patient else "load_best_model_at_end"
             raise ValueError(f"{wanted} needs eval_steps: there would be one evaluation, after the last step")
-        if self.greater_is_better is None and not self.metric_for_best_model.endswith("loss"):
-            raise ValueError(f"greater_is_better: say whether more of {self.metric_for_best_model} is better")
         return self
 
     def _given(self, name: str) -> bool:
@@ -311,6 +302,12 @@ class TrainingOptions(StageConfig):
     def selects(self) -> bool:
         """Whether evaluations are compared by a metric."""
         return self.load_best_model_at_end or self.early_stopping_patience is not None
+
+    @property
+    def undirected(self) -> bool:
+        """Whether evaluations are compared by a metric of which more may be better, or less."""
+        lower = self.metric_for_best_model.endswith("loss")
+        return self.selects and self.greater_is_better is None and not lower
 
     @property
     def evaluates(self) -> list[str]:

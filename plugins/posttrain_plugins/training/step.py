@@ -6,7 +6,8 @@ micro-batches nor the deal to ranks changes the loss or the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.contracts.loss import REFERENCES, LossOutput, Need, Scope, State, Stats
+from posttrain.contracts.loss import REFERENCES, LossOutput, Need, Scope, State, Stats, Undeclared
 from posttrain.contracts.reduction import Counts, Part
 from posttrain.contracts.trainer import Example, Scores
 from posttrain.errors import StageError
@@ -188,7 +189,7 @@ class Stepper(Scorer):
                 found.append(replay.first(index, partial(self._scored, part)))
                 pause(dealt.done(index + 1), len(dealt.examples))
         whole = self.referred(joined(dealt, found, self.parallel, self.wanted, self.needs))
-        with torch.no_grad():
+        with torch.no_grad(), self._named():
             measured = self._loss.measure(self._batch(whole), self.loss.config, self.state)
         stats = {name: value.double() for name, value in measured.items()}
         state = self._advanced(stats, learn)
@@ -222,7 +223,8 @@ class Stepper(Scorer):
                 pause()
                 if not part:
                     continue
-                found = self._loss.measure(self._batch(scores), self.loss.config, self.state)
+                with self._named():
+                    found = self._loss.measure(self._batch(scores), self.loss.config, self.state)
                 for name, value in found.items():
                     sums[name] = sums.get(name, 0) + value.detach().to(self.device, torch.float64)
         return added(self.parallel, sums)
@@ -231,8 +233,17 @@ class Stepper(Scorer):
         return self._loss.advance(self.state, stats, self.loss.config) if learn else self.state
 
     def _called(self, scores: Scores, stats: Stats, state: State) -> LossOutput:
-        output: LossOutput = self._loss(self._batch(scores), self.loss.config, stats, state)
+        with self._named():
+            output: LossOutput = self._loss(self._batch(scores), self.loss.config, stats, state)
         return output
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Let an error about what a loss reads and does not declare name the loss."""
+        try:
+            yield
+        except Undeclared as error:
+            raise error.of(self.loss.name) from error
 
     def _batch(self, scores: Scores) -> Any:
         known = scores.reference is not None or not self.needs & REFERENCES
@@ -242,7 +253,8 @@ class Stepper(Scorer):
     def _backward(self, share: Tensor, last: bool) -> None:
         # Ranks average their gradients, and the shares are parts of a sum.
         share = share * self.parallel.size
-        self.parallel.backward(share if self.scale is None else self.scale(share), last)
+        with self._named():
+            self.parallel.backward(share if self.scale is None else self.scale(share), last)
 
     def _total(self, output: LossOutput, scores: Scores, counts: Counts, learn: bool) -> Tensor:
         """Σ over terms of weight · this part's share of the step's reduced values."""

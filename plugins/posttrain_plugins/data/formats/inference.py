@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 
 from posttrain.contracts.format import Column, Format, Row
@@ -9,6 +10,8 @@ from posttrain.errors import DataError
 from posttrain_plugins.data.formats.schema import schema_of
 from posttrain_plugins.data.formats.values import listed
 
+_ALIKE = 0.75
+"""How alike a column is to the one that it is a misspelling of."""
 _LEARNED: Mapping[str, str] = {
     "text": "all of the text",
     "messages": "every answer of the conversation",
@@ -64,12 +67,16 @@ def infer(
     own = [f"{name}: {listed(each.columns)}" for name, each in formats.items() if each.becomes is None]
     others = [name for name, each in formats.items() if each.becomes is not None]
     needs = "; ".join([*own, *([f"or a format of other tools: {listed(others)}"] if others else [])])
+    renamed = _misspelt(formats, schema)
+    rename = f"`columns: {{{', '.join(f'{old}: {new}' for old, new in renamed.items())}}}`"
     raise DataError(
         "; ".join(["the columns fit no dataset format", *lacking]),
         where=where,
         found=found,
         expected=needs,
-        fix="add what is missing, or rename columns, for example `columns: {question: prompt, answer: completion}`",
+        fix=f"rename what is misspelt: {rename}"
+        if renamed
+        else "add what is missing, or rename columns, for example `columns: {question: prompt, answer: completion}`",
     )
 
 
@@ -87,6 +94,23 @@ def misleading(formats: Mapping[str, type[Format]], row: Row, name: str) -> set[
     ]
     schema = schema_of([row]).columns if others else {}
     return {column for each in others if each().fits(schema) for column in set(each.columns) - own}
+
+
+def _misspelt(formats: Mapping[str, type[Format]], schema: Mapping[str, Column]) -> dict[str, str]:
+    """Return the fewest new names by which the columns would be those of a canonical format of two or more."""
+    found: list[tuple[int, int, dict[str, str]]] = []
+    for format in formats.values():
+        missing = [column for column in format.columns if column not in schema]
+        spare = [column for column in schema if column not in format.columns]
+        renamed: dict[str, str] = {}
+        for column in missing:
+            alike = difflib.get_close_matches(
+                column, [each for each in spare if each not in renamed], 1, _ALIKE
+            )
+            renamed |= dict.fromkeys(alike, column)
+        if format.becomes is None and len(format.columns) > 1 and len(renamed) == len(missing):
+            found.append((len(missing), -len(format.columns), renamed))
+    return min(found, key=lambda each: each[:2])[2] if found else {}
 
 
 def _nearly(formats: Mapping[str, type[Format]], schema: Mapping[str, Column]) -> Iterator[tuple[str, str]]:

@@ -8,14 +8,15 @@ from posttrain.contracts.format import Column, Format, Row
 from posttrain.contracts.passage import Passage
 from posttrain_plugins.data.formats import conversions, values
 from posttrain_plugins.data.formats.passages import OPTIONAL, extras_problem, passage_of
+from posttrain_plugins.data.formats.scalars import truth_in
 from posttrain_plugins.data.formats.schema import begins_with_prompt
 
 SIDES = ("chosen", "rejected")
-_AS_TRUTH = (
-    'write true or false (in Python: `row["label"] = row["label"] in (1, "1", "true")`), or choose '
-    "`format: prompt_completion` where it is no verdict on the completion"
+AS_TRUTH = (
+    'row["label"] = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}'
+    '[str(row["label"]).strip().lower()]'
 )
-"""What to do about labels that are no truth values."""
+"""Makes truth values of all that spells one, and stops at what does not: a guess would call good answers bad."""
 
 
 class Preference(Format):
@@ -36,9 +37,9 @@ class Preference(Format):
         return super().fits(schema) and not any(begins_with_prompt(schema, side) for side in SIDES)
 
     def problem(self, row: Row) -> str | None:
-        """Refuse an empty side, one that repeats the prompt, and a margin that is none."""
+        """Refuse an empty side, and one that repeats the prompt; a margin is judged by the losses that read it."""
         judges = {"prompt": values.turns, "chosen": values.answer, "rejected": values.answer}
-        return values.first_problem(row, judges) or values.margin_problem(row) or extras_problem(row)
+        return values.first_problem(row, judges) or extras_problem(row)
 
     def passages(self, row: Row) -> Sequence[Passage]:
         """The better answer, then the worse one."""
@@ -81,4 +82,13 @@ class UnpairedPreference(Format):
 def label_problem(row: Row) -> str | None:
     """Say what is wrong with the label of a row, or return None."""
     problem = values.first_problem(row, {"label": values.truth})
-    return f"{problem}; {_AS_TRUTH}" if problem and row.get("label") is not None else problem
+    value = row.get("label")
+    if not problem or value is None:
+        return problem
+    spelled = truth_in(str(value)) is not None or value in (0, 1)
+    write = (
+        f"true or false (in Python: `{AS_TRUTH}`)"
+        if spelled
+        else "true for a good answer, false for a bad one"
+    )
+    return f"{problem}; write {write}, or choose `format: prompt_completion` where it is no verdict on the completion"

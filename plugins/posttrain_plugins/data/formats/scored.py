@@ -68,14 +68,14 @@ class Ranked(Format):
 
 
 def scores_problem(row: Row, columns: Collection[str]) -> str | None:
-    """Say what is wrong with the numbers that a row gives its answers, or with its margin.
+    """Say what is wrong with the numbers that a row gives its answers.
 
     Args:
         row: The row.
         columns: Those that its format needs.
     """
     judges = {column: judge for column, judge in _JUDGES.items() if column in columns}
-    return values.first_problem(row, judges) or values.margin_problem(row)
+    return values.first_problem(row, judges)
 
 
 def _completions(value: Any) -> str | None:

@@ -14,6 +14,11 @@ Judge = Callable[[Any], str | None]
 
 MARGIN = "margin"
 """The column that says by how much the better answer of a row is better; reward models learn it where it is there."""
+ALL_OR_NONE = (
+    f"give every row a number, or none the column: `columns: {{{MARGIN}: OTHER}}` keeps it under another name; "
+    "losses of reward models that read margins refuse them in some rows only"
+)
+"""What to do about margins in some rows only."""
 WEIGHT = "weight"
 """What a column of weights is called where nobody says otherwise."""
 _NAMED, _LONGEST_NAME = 20, 60
@@ -114,8 +119,7 @@ def margin_problem(row: Mapping[str, Any]) -> str | None:
     value = row[MARGIN]
     negative = "; a margin is at least 0, as it says by how much the better answer is better"
     problem = number(value) or (f"is {value}{negative}" if value < 0 else None)
-    other = f"where the column is something else, rename it: `columns: {{{MARGIN}: OTHER}}`"
-    return problem and f"`{MARGIN}` {problem}; {other}"
+    return problem and f"`{MARGIN}` {problem}"
 
 
 def entries(value: Any, of: str, judge: Judge) -> str | None:

@@ -11,7 +11,7 @@ from posttrain.contracts.format import Row
 from posttrain.contracts.passage import Passage, Turns
 from posttrain.contracts.stage import Level
 from posttrain_plugins.data.conversation import content_text, empty_answer
-from posttrain_plugins.data.formats.values import WEIGHT, weight_problem
+from posttrain_plugins.data.formats.values import MARGIN, WEIGHT, margin_problem, weight_problem
 from posttrain_plugins.data.judging.flaws import flaws_of, turned_round, unused_system
 
 Find = Callable[[Row, Sequence[Passage]], str | None]
@@ -208,7 +208,18 @@ def weights_in(column: str | None) -> Check:
     )
 
 
+def _margins(row: Row, passages: Sequence[Passage]) -> str | None:
+    compared = "gold" not in row and not row.keys().isdisjoint({"rejected", "score", "scores"})
+    return margin_problem(row) if compared else None
+
+
 CHECKS: Mapping[str, Check] = {
+    "margins": Check(
+        "margins that no reward model takes: negative, not finite, no numbers",
+        Level.WARNING,
+        _margins,
+        f"mend them for losses that read margins, or rename the column: `columns: {{{MARGIN}: OTHER}}`",
+    ),
     "identical-pair": Check(
         "answers that are to be told apart are the same", Level.WARNING, _identical, "drop them"
     ),

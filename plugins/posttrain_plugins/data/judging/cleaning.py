@@ -98,7 +98,7 @@ def clean(
     kept = _Kept(limit, drop_duplicates)
     for place, row in made.judged():
         kept.add(row, place, made.refused)
-    made.problems.check()
+    made.problems.check(fix="mend these rows, or leave such ones out with `skip_invalid: true`")
     if not kept.count:
         raise DataError(f"no row of `{name}` was left", where=source.source, found=made.told())
     chosen = kept.chosen()

@@ -11,6 +11,8 @@ PAIRED = frozenset({"preference", "three_way"})
 """Formats with a better and a worse answer."""
 MESSAGES = "messages"
 UNWEIGHABLE = "unusable_weights"
+UNMARGINED = "without_margin"
+"""Of rows of which others have a margin; none where all have one, or no row has."""
 _SETTING = ("system", "developer")
 """Turns that set the scene rather than speak."""
 _PROMPTS = ("system", "system_prompt")

@@ -12,7 +12,7 @@ from posttrain.contracts.stage import Level
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats import Schema, format_of, infer_format
 from posttrain_plugins.data.formats.inference import SeveralFormats
-from posttrain_plugins.data.formats.values import counted
+from posttrain_plugins.data.formats.values import ALL_OR_NONE, MARGIN, counted
 from posttrain_plugins.data.judging.checks import Check
 from posttrain_plugins.data.judging.cleaning import conflict
 from posttrain_plugins.data.judging.labels import LABELLED, Labels, Sides
@@ -141,7 +141,7 @@ def inspect(
     silent = Problem("silent", "rows that say nothing and give none, such as equal ratings", Level.NOTE)
     odd = {code: Problem(code, check.title, check.level, check.fix) for code, check in checks.items()}
     canonical = format if format.becomes is None else format_of(format.becomes)
-    whole = _Whole(format.becomes or name, canonical.columns)
+    whole = _Whole(format.becomes or name, canonical)
     rows = given = 0
     for rows, (place, row) in enumerate(entries, 1):  # noqa: B007 - the count is used
         problem = judge(row, place) if judge else format.problem(row)
@@ -241,14 +241,16 @@ def _unwritable(row: Row, place: str) -> str | None:
 class _Whole:
     """What only all rows together show."""
 
-    def __init__(self, format: str, columns: tuple[str, ...]) -> None:
-        self._repeats = Repeats(format, columns)
-        self._rows = 0
+    def __init__(self, format: str, canonical: Format) -> None:
+        self._repeats = Repeats(format, canonical.columns)
+        self._with_margins = MARGIN in canonical.scalars
+        self._rows = self._margins = 0
         self._sides = Sides()
         self._labelled = LABELLED.get(format)
 
     def add(self, row: Row) -> None:
         self._rows += 1
+        self._margins += self._with_margins and MARGIN in row
         self._repeats.add(row)
         if self._labelled is not None:
             self._sides.add(self._labelled.of(row))
@@ -257,6 +259,10 @@ class _Whole:
         for code, count in self._repeats.counts().items():
             fix = "`data.dedup` drops repeated rows" if code == "repeated_rows" else None
             yield Problem(code.replace("_", "-"), _REPEATS.get(code, code), Level.WARNING, fix, count)
+        lacking = self._rows - self._margins
+        if self._margins and lacking:
+            title = f"no `{MARGIN}`, which {self._margins} of {self._rows} rows have"
+            yield Problem("some-margins", title, Level.WARNING, ALL_OR_NONE, lacking)
         if self._labelled is not None:
             yield from self._one_sided(self._labelled, self._sides)
 

@@ -47,7 +47,6 @@ class LabelSmoothing(Loss):
         self, batch: TokenBatch, config: LabelSmoothingOptions, stats: Stats, state: State
     ) -> LossOutput:
         """Return a value for each supervised token, in nats."""
-        assert batch.mean_logp is not None, "declared in `needs`"
         smoothed = (1 - config.epsilon) * batch.logp + config.epsilon * batch.mean_logp
         return LossOutput(
             [Term(-smoothed * batch.weight, TOKEN_MEAN)],

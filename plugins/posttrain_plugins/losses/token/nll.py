@@ -31,5 +31,5 @@ class Nll(Loss):
         values = -batch.logp * batch.weight
         return LossOutput(
             terms=[Term(values, TOKEN_MEAN)],
-            metrics={"token_accuracy": batch.top1.to(batch.entropy.dtype), "entropy": batch.entropy},
+            metrics={"token_accuracy": batch.top1.to(batch.entropy.dtype), "entropy": batch.entropy.detach()},
         )

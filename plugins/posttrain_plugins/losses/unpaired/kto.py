@@ -45,9 +45,6 @@ class Kto(Loss):
 
     def measure(self, batch: UnpairedBatch, config: SidedOptions, state: State) -> Mapping[str, Tensor]:
         """Sum log π/π_ref of the answers of other rows, and count them."""
-        if batch.mismatched is None:
-            return {}
-        assert batch.reference_mismatched is not None, "the reference scores what the policy scores"
         ratio = (batch.mismatched - batch.reference_mismatched).double()
         known = ~ratio.isnan()
         return {"kl": ratio[known].sum(), "mismatched": known.sum()}

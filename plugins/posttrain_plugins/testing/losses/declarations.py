@@ -8,7 +8,7 @@ import io
 import re
 import sys
 from contextlib import redirect_stdout
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def _changed(before: Any, after: Any) -> str | None:
         if isinstance(one, Tensor):
             if not torch.equal(one.nan_to_num(), two.nan_to_num()):
                 return field.name
-        elif one is not None:
+        elif is_dataclass(one):
             inner = _changed(one, two)
             if inner is not None:
                 return f"{field.name}.{inner}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -161,7 +161,7 @@ def _in_float32(batch: Any) -> Any:
         value = getattr(batch, field.name)
         if isinstance(value, Tensor):
             given[field.name] = value.float() if value.is_floating_point() else value
-        elif value is not None:
+        elif is_dataclass(value):
             given[field.name] = _in_float32(value)
     return replace(batch, **given)
 
