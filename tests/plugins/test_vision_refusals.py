@@ -19,7 +19,7 @@ from posttrain_plugins.data.images.gallery import Gallery
 from posttrain_plugins.data.images.image import Image
 from posttrain_plugins.evaluation.likelihood import completion_nll
 from posttrain_plugins.models.artifact import facts_of
-from posttrain_plugins.models.load import run as load_run
+from posttrain_plugins.models.loading import run as load_run
 from posttrain_plugins.models.policy import open_policy
 
 

@@ -12,24 +12,45 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from posttrain.contracts.batches import REFERENCES as REFERENCES
-from posttrain.contracts.batches import Absent as Absent
-from posttrain.contracts.batches import AnswerTokens as AnswerTokens
-from posttrain.contracts.batches import Family as Family
-from posttrain.contracts.batches import Need as Need
-from posttrain.contracts.batches import PreferenceBatch as PreferenceBatch
-from posttrain.contracts.batches import ProcessRewardBatch as ProcessRewardBatch
-from posttrain.contracts.batches import RewardBatch as RewardBatch
-from posttrain.contracts.batches import ThreeWayBatch as ThreeWayBatch
-from posttrain.contracts.batches import TokenBatch as TokenBatch
-from posttrain.contracts.batches import Undeclared as Undeclared
-from posttrain.contracts.batches import UnpairedBatch as UnpairedBatch
-from posttrain.contracts.batches import held as held
+from posttrain.contracts.batches import (
+    AnswerTokens,
+    Family,
+    PreferenceBatch,
+    ProcessRewardBatch,
+    RewardBatch,
+    ThreeWayBatch,
+    TokenBatch,
+    UnpairedBatch,
+)
 from posttrain.contracts.component import Config, NoOptions
+from posttrain.contracts.needs import REFERENCES, Absent, Need, Undeclared, held
 from posttrain.contracts.reduction import Reduction
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+__all__ = [
+    "REFERENCES",
+    "Absent",
+    "AnswerTokens",
+    "Family",
+    "Loss",
+    "LossOutput",
+    "Need",
+    "PreferenceBatch",
+    "ProcessRewardBatch",
+    "RewardBatch",
+    "Scope",
+    "State",
+    "Stats",
+    "Term",
+    "ThreeWayBatch",
+    "TokenBatch",
+    "Undeclared",
+    "UnpairedBatch",
+    "held",
+]
 
 
 class Scope(StrEnum):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,68 +10,53 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from posttrain.artifacts.kinds import Kind, PolicyFacts
-from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.stage import (
     Certainty,
     Finding,
-    Input,
     Inputs,
     Level,
-    Outcome,
     Port,
     Prediction,
     SourceMark,
     Stage,
     StageConfig,
-    StageContext,
     VolatileMark,
 )
 from posttrain.errors import DataError
 from posttrain_plugins import hub
 from posttrain_plugins.models.artifact import (
-    CONFIG,
     facts_of,
-    weight_files,
-    weights_dtype,
-    write_config,
 )
 from posttrain_plugins.models.loaded_adapter import (
     BASE,
-    base_of,
-    copy_adapter,
-    copy_beside,
     known_base,
     require_fitting,
 )
-from posttrain_plugins.models.packages import gguf_of, installed_version
+from posttrain_plugins.models.packages import gguf_of_version, installed_version
 from posttrain_plugins.models.recognition import (
     Loaded,
     is_adapter,
     kind_of,
     require_kind,
+    require_loadable,
 )
 from posttrain_plugins.models.template import (
     TemplateOption,
     fitted,
-    put_template,
     template_field,
     templated,
     with_file,
 )
-from posttrain_plugins.models.valued_record import VALUES
 from posttrain_plugins.templates.calling import WITH_CALLS
 from posttrain_plugins.templates.library import named_template
 from posttrain_plugins.templates.tokenizer import (
-    TEMPLATE,
     TOKENIZER,
-    chat_template,
-    read_json,
 )
 
-_MODEL = "model"
+MODEL = "model"
 _INDEX = "model.safetensors.index.json"
 _LOCAL = ("path", "gguf", "template_file")
-_SOURCES = ("path", "id", "gguf", "package")
+SOURCES = ("path", "id", "gguf", "package")
 
 
 class LoadConfig(StageConfig):
@@ -133,7 +116,7 @@ class LoadConfig(StageConfig):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in _SOURCES if getattr(self, name) is not None]
+        given = [name for name in SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
                 f"give one of `path`, `id`, `gguf` and `package` (found {', '.join(given) or 'none'})"
@@ -155,16 +138,16 @@ class Load(Stage):
     inputs = (
         Port(BASE, frozenset({Kind.MODEL, Kind.REWARD_MODEL, Kind.PROCESS_REWARD_MODEL}), optional=True),
     )
-    target = "posttrain_plugins.models.load:run"
+    target = "posttrain_plugins.models.loading:run"
     preload = ("torch", "transformers")
 
     def outputs(self, config: LoadConfig) -> tuple[Port, ...]:
         """The model."""
-        return (Port(_MODEL, frozenset({_kind(config)})),)
+        return (Port(MODEL, frozenset({kind_out(config)})),)
 
     def predict(self, config: LoadConfig, inputs: Inputs) -> Mapping[str, Prediction]:
         """The facts of a local directory are read here already; of other sources little is known."""
-        return {_MODEL: Prediction(_kind(config), _predicted(config, inputs))}
+        return {MODEL: Prediction(kind_out(config), _predicted(config, inputs))}
 
     def check(self, config: LoadConfig, inputs: Inputs) -> Iterable[Finding]:
         """Report missing files, weights that are not safetensors, a package that is not installed."""
@@ -179,13 +162,13 @@ class Load(Stage):
             yield _error(f"the input `{BASE}` belongs to an adapter's `path` or `id`", "leave it out")
         try:
             if config.path is not None:
-                _require_loadable(Path(config.path))
-                require_kind(Path(config.path), _kind(config))
-                require_fitting(Path(config.path), inputs, _kind(config), config.dtype)
+                require_loadable(Path(config.path))
+                require_kind(Path(config.path), kind_out(config))
+                require_fitting(Path(config.path), inputs, kind_out(config), config.dtype)
                 if config.template is not None and (Path(config.path) / TOKENIZER).is_file():
                     fitted(Path(config.path), named_template(config.template))
             if config.package is not None:
-                _packaged(config)
+                gguf_of_version(config.package, config.package_version)
         except DataError as error:
             yield _error(str(error), None)
 
@@ -194,152 +177,6 @@ class Load(Stage):
         if config.package is not None and config.package_version is None:
             return f"the version of `{config.package}` is not known"
         return hub.moves(config.id, config.revision)
-
-
-def run(context: StageContext) -> Outcome:
-    """Write the model."""
-    config: LoadConfig = context.config
-    output = context.output(_MODEL)
-    kind = _kind(_absolute(config, context.base))
-    file = _gguf(config, context.base)
-    if file is not None:
-        _convert(file, output, context.work / "tokenizer", config)
-    else:
-        source = _directory(config, context.base)
-        _require_loadable(source)
-        require_kind(source, kind)
-        if is_adapter(source):
-            given = context.inputs.get(BASE, ())
-            require_fitting(source, _as_inputs(given), kind, config.dtype)
-            copy_adapter(source, output, base_of(source, given, context))
-        else:
-            _copy(source, output, config.dtype)
-        if config.template is None and config.template_file is None:
-            _keep_template(source, output)
-    if config.template is not None or config.template_file is not None:
-        file = None if config.template_file is None else context.base / config.template_file
-        with _of(config, output):
-            put_template(output, config.template, file)
-    facts = facts_of(output)
-    context.describe(_MODEL, kind, facts)
-    summary = f"{facts.architecture}, {facts.parameters:,} parameters in {facts.dtype}"
-    return Outcome(figures={"parameters": float(facts.parameters or 0)}, summary=summary)
-
-
-def _convert(file: Path, output: Path, scratch: Path, config: LoadConfig) -> None:
-    """Write what a GGUF file holds; its tokenizer is looked at before the weights, which take longer."""
-    from posttrain_plugins.models.gguf import convert, require_gguf, write_tokenizer
-
-    require_gguf(file)
-    scratch.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(file, scratch)
-    if config.template is not None:
-        with _of(config, scratch):
-            fitted(scratch, named_template(config.template))
-    convert(file, output, scratch, config.dtype or "float32")
-
-
-@contextmanager
-def _of(config: LoadConfig, directory: Path) -> Iterator[None]:
-    """Let errors about a directory that is only there for a while name what the model is loaded from."""
-    try:
-        yield
-    except DataError as error:
-        if error.where != str(directory):
-            raise
-        name = next(name for name in _SOURCES if getattr(config, name) is not None)
-        raise DataError(
-            error.message,
-            where=f"{name}: {getattr(config, name)}",
-            found=error.found,
-            expected=error.expected,
-            fix=error.fix,
-        ) from error
-
-
-def _gguf(config: LoadConfig, base: Path) -> Path | None:
-    if config.gguf is not None:
-        return base / config.gguf
-    return _packaged(config) if config.package is not None else None
-
-
-def _packaged(config: LoadConfig) -> Path:
-    package = str(config.package)
-    file = gguf_of(package)
-    here = installed_version(package)
-    if here != config.package_version:
-        raise DataError(
-            f"another version of `{package}` is installed than the stage asks for",
-            found=here,
-            expected=config.package_version,
-            fix="install that version, or leave `package_version` out",
-        )
-    return file
-
-
-def _directory(config: LoadConfig, base: Path) -> Path:
-    if config.path is not None:
-        return base / config.path
-    return hub.model_directory(str(config.id), revision=config.revision, download=config.download)
-
-
-def _require_loadable(directory: Path) -> None:
-    """Refuse what cannot be opened without running code of its own.
-
-    Raises:
-        DataError: No config, code of its own, or weights that are not safetensors.
-    """
-    if not directory.is_dir():
-        raise DataError("a model is a directory", where=str(directory), fix="for a GGUF file use `gguf`")
-    config = read_json(directory / CONFIG)
-    if not config and not is_adapter(directory):
-        raise DataError(
-            "the directory holds no model",
-            where=str(directory),
-            found=f"no `{CONFIG}`",
-            fix="give a complete model's directory",
-        )
-    if config.get("auto_map"):
-        raise DataError(
-            "the model needs Python code from its own repository, which posttrain never runs",
-            where=str(directory / CONFIG),
-            found=f"`auto_map` for {', '.join(sorted(config['auto_map']))}",
-            fix="use a model whose architecture is part of transformers",
-        )
-    weight_files(directory)
-
-
-def _copy(source: Path, directory: Path, dtype: str | None) -> None:
-    from posttrain_plugins.models.policy import copy_companions, load_model, save_policy
-
-    if dtype is not None and dtype != weights_dtype(source):
-        save_policy(directory, load_model(source, dtype), source)
-    else:
-        for file in weight_files(source):
-            shutil.copyfile(file, directory / file.name)
-        if (source / _INDEX).is_file():
-            shutil.copyfile(source / _INDEX, directory / _INDEX)
-        write_config(directory / CONFIG, read_json(source / CONFIG))
-        copy_companions(source, directory)
-        copy_beside(source, directory, VALUES)
-    if not (source / TOKENIZER).is_file():
-        _convert_tokenizer(source, directory)
-
-
-def _convert_tokenizer(source: Path, directory: Path) -> None:
-    """Write `tokenizer.json` for a model that only has the files of a slow tokenizer."""
-    from transformers import AutoTokenizer
-
-    AutoTokenizer.from_pretrained(source, local_files_only=True).backend_tokenizer.save(
-        str(directory / TOKENIZER)
-    )
-
-
-def _keep_template(source: Path, directory: Path) -> None:
-    """Write the template to the one file that is copied from stage to stage; older layouts have others."""
-    template = chat_template(source)
-    if template is not None:
-        (directory / TEMPLATE).write_text(template, encoding="utf-8", newline="")
 
 
 def _predicted(config: LoadConfig, inputs: Inputs) -> PolicyFacts:
@@ -361,7 +198,7 @@ def _facts(config: LoadConfig) -> PolicyFacts:
     directory = Path(config.path)
     file = None if config.template_file is None else Path(config.template_file)
     try:
-        _require_loadable(directory)
+        require_loadable(directory)
         files = [*sorted(directory.iterdir()), *([] if file is None else [file])]
         stamps = tuple((str(path), path.stat().st_mtime_ns) for path in files)
         return _cached_facts(directory, config.template, file, stamps)
@@ -378,19 +215,11 @@ def _cached_facts(
     return facts_of(directory, templated(directory, name, file) if given else None)
 
 
-def _kind(config: LoadConfig) -> Kind:
+def kind_out(config: LoadConfig) -> Kind:
     """Return what comes out, as the options say, or the files."""
     if config.kind is not None:
         return config.kind
     return Kind.MODEL if config.path is None else kind_of(Path(config.path))
-
-
-def _absolute(config: LoadConfig, base: Path) -> LoadConfig:
-    return config if config.path is None else config.model_copy(update={"path": str(base / config.path)})
-
-
-def _as_inputs(given: Sequence[Artifact]) -> Inputs:
-    return {BASE: [Input(each.ref, each.kind, each.facts, each) for each in given]}
 
 
 def _error(message: str, fix: str | None) -> Finding:

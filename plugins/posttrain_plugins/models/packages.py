@@ -39,3 +39,20 @@ def gguf_of(package: str) -> Path:
             fix="name the file with `gguf`",
         )
     return files[0]
+
+
+def gguf_of_version(package: str, version: str | None) -> Path:
+    """Return the GGUF file of an installed package that is to have a version.
+
+    Raises:
+        DataError: Another version is installed, or none, or it holds no such file.
+    """
+    file, here = gguf_of(package), installed_version(package)
+    if here != version:
+        raise DataError(
+            f"another version of `{package}` is installed than the stage asks for",
+            found=here,
+            expected=version,
+            fix="install that version, or leave `package_version` out",
+        )
+    return file

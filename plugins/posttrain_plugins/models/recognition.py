@@ -11,7 +11,7 @@ from typing import Any, Literal
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import CONTENT
 from posttrain.errors import DataError, StoreError
-from posttrain_plugins.models.artifact import ADAPTER_CONFIG, CONFIG, WEIGHTS
+from posttrain_plugins.models.artifact import ADAPTER_CONFIG, CONFIG, WEIGHTS, weight_files
 from posttrain_plugins.stored import read_artifact
 from posttrain_plugins.templates.tokenizer import read_json
 
@@ -51,6 +51,32 @@ def kind_of(directory: Path) -> Kind:
         return next((kind for kind, head in _HEADS.items() if head.task == task), Kind.ADAPTER)
     architecture = _architecture(read_json(directory / CONFIG))
     return next((kind for kind, head in _HEADS.items() if architecture.endswith(head.ending)), Kind.MODEL)
+
+
+def require_loadable(directory: Path) -> None:
+    """Refuse what cannot be opened without running code of its own.
+
+    Raises:
+        DataError: No config, code of its own, or weights that are not safetensors.
+    """
+    if not directory.is_dir():
+        raise DataError("a model is a directory", where=str(directory), fix="for a GGUF file use `gguf`")
+    config = read_json(directory / CONFIG)
+    if not config and not is_adapter(directory):
+        raise DataError(
+            "the directory holds no model",
+            where=str(directory),
+            found=f"no `{CONFIG}`",
+            fix="give a complete model's directory",
+        )
+    if config.get("auto_map"):
+        raise DataError(
+            "the model needs Python code from its own repository, which posttrain never runs",
+            where=str(directory / CONFIG),
+            found=f"`auto_map` for {', '.join(sorted(config['auto_map']))}",
+            fix="use a model whose architecture is part of transformers",
+        )
+    weight_files(directory)
 
 
 def require_kind(directory: Path, wanted: Kind) -> None:

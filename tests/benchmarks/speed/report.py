@@ -134,7 +134,12 @@ def _shortfalls(every: Sequence[Row]) -> list[str]:
         f"- {row.scenario.name}, {OBJECTIVES[row.objective].title}: {'; '.join(row.shortfalls)}."
         for row in short
     ]
-    return ["**Falls short:**", "", *lines]
+    floor = (
+        "Weights, gradients and Adam's two moments of the 17.3M shapes are 264 MiB on either side, so a share of memory"
+        " cannot be smaller than 264 MiB of TRL's. Where the rest goes: [Training](../training.md#memory). TRL's"
+        " fastest setting often takes one row at a time and so little memory; its default takes several times as much."
+    )
+    return ["**Falls short:**", "", *lines, "", floor]
 
 
 def _missing(page: Page, found: Found) -> list[str]:
