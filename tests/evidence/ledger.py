@@ -38,14 +38,14 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit the evidence was made with, marked when the tree differs from it."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    """Return the commit the evidence was made with, marked when the tree differs from it outside of the evidence."""
+    head = _git("describe", "--always", "--abbrev=12")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs/evidence")
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 

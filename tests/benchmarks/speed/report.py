@@ -27,6 +27,7 @@ def lines_of(page: Page, found: Found) -> list[str]:
     rest = "Other shapes, where the aim is not to be slower and not to take more memory:"
     return [
         *_method(page, every),
+        f"Races were run at commit {_commits(page, found)}; the page was written at the one above.",
         "",
         *_disturbance(every, [row for each in PAGES for row in table(found, each)]),
         "## Steps",
@@ -65,6 +66,16 @@ def _method(page: Page, every: Sequence[Row]) -> list[str]:
         "prompts that several answers share counted once.",
         *page.about,
     ]
+
+
+def _commits(page: Page, found: Found) -> str:
+    """Name the commits that were measured, and how many races each."""
+    races = [
+        record["commit"]
+        for key, record in sorted(found.items())
+        if key[0] == "race" and key[2] in page.objectives
+    ]
+    return ", ".join(f"`{commit}` ({races.count(commit)})" for commit in dict.fromkeys(races))
 
 
 QUIET = 1.5
