@@ -171,6 +171,7 @@ def _race(best: str) -> dict[str, Any]:
     setup = {"setup": 1.0}
     machine = {"operations": 1.0, "seconds": {"product": [1.0], "quick product": [1.0]}}
     return {
+        "commit": "0123456789ab",
         "seconds": {"posttrain": 1.0, best: 3.0, DEFAULT: 9.0},
         "best": best,
         "gradients": {best: 0.5, DEFAULT: 1e-6},
