@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from posttrain.artifacts.kinds import DatasetFacts, Kind
 from posttrain.contracts.stage import (
@@ -19,12 +17,11 @@ from posttrain.contracts.stage import (
     Stage,
     StageConfig,
     StageContext,
-    VolatileMark,
 )
 from posttrain.errors import DataError
 from posttrain_plugins.data.rows import SHARED, read_rows, write_rows
-from posttrain_plugins.handoffs.lineage import certainty
 from posttrain_plugins.rewards.aggregation import Aggregation
+from posttrain_plugins.rewards.step_options import StepOptions, unseparated
 from posttrain_plugins.rewards.steps import Style
 from posttrain_plugins.stopping import pauses
 
@@ -38,26 +35,8 @@ _EMPTY = "no step, as the answer is empty"
 _LONG = "longer than the model can take"
 
 
-class ScoreStepsConfig(StageConfig):
+class ScoreStepsConfig(StepOptions, StageConfig):
     """Options of `data.score_steps`."""
-
-    aggregation: Aggregation = Field(
-        default="min",
-        description="how the steps make up the score: the least likely one, the product (that all are right), its "
-        "logarithm in nats, the mean, or the last one",
-    )
-    style: Style | None = Field(
-        default=None,
-        description="how steps are told in a text: `\\item`s, `Step 1:`, `1.`, paragraphs or lines; unset: the first "
-        "of these that finds more than one. Rows in steps are taken as they are",
-    )
-    step_separator: str | None = Field(
-        default=None,
-        description="what ends every step that is a string; unset: what the model was trained with",
-    )
-    batch_tokens: Annotated[int, VolatileMark()] = Field(
-        default=16384, ge=1, description="tokens in one batch, padding included; bounds the memory"
-    )
 
 
 class ScoreSteps(Stage):
@@ -88,17 +67,7 @@ class ScoreSteps(Stage):
 
     def check(self, config: ScoreStepsConfig, inputs: Inputs) -> Iterable[Finding]:
         """Report a model of which nothing tells what ended its steps."""
-        model = inputs["model"][0]
-        scores = model.facts.scores
-        if config.step_separator is None and scores is not None and scores.separator is None:
-            yield Finding(
-                "score-steps",
-                Level.ERROR,
-                certainty(model),
-                f"{model.origin} does not say what ended the steps that it was trained on",
-                port="model",
-                fix="name it in `step_separator`",
-            )
+        return unseparated(inputs["model"][0], config.step_separator, "score-steps", "model")
 
 
 @dataclass(frozen=True)

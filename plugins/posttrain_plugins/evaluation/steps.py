@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from posttrain.artifacts.kinds import Kind
-from posttrain.contracts.stage import Finding, Inputs, Level, Port
+from posttrain.contracts.stage import Finding, Inputs, Port
 from posttrain_plugins.evaluation.reporting import ReportOptions, ReportStage
-from posttrain_plugins.handoffs.lineage import certainty
+from posttrain_plugins.rewards.step_options import unseparated
 
 
 class StepsConfig(ReportOptions):
@@ -38,13 +38,4 @@ class Steps(ReportStage):
     def check(self, config: StepsConfig, inputs: Inputs) -> Iterable[Finding]:
         """Report a model of which nothing tells what ended its steps."""
         for model in inputs.get("models", ()):
-            scores = model.facts.scores
-            if config.step_separator is None and scores is not None and scores.separator is None:
-                yield Finding(
-                    "evaluate",
-                    Level.ERROR,
-                    certainty(model),
-                    f"{model.origin} does not say what ended the steps that it was trained on",
-                    port="models",
-                    fix="name it in `step_separator`",
-                )
+            yield from unseparated(model, config.step_separator, "evaluate", "models")

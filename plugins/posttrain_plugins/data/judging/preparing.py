@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from posttrain_plugins.data.problems import Problems
-from posttrain_plugins.data.reading.files import Entry, Readable, Row
+from posttrain_plugins.data.reading.files import Entry, Over, Row
 
 _WORDS = {"True": True, "False": False, "None": None}
 """How Python writes what JSON writes in small letters; CSV files that pandas made hold these."""
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(Over):
     """Rows with their columns renamed and their JSON text parsed.
 
     Args:
@@ -23,24 +23,8 @@ class Prepared:
         json_columns: Columns whose text is JSON to be parsed, by their new names.
     """
 
-    rows: Readable
     columns: Mapping[str, str]
     json_columns: tuple[str, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """The file or dataset, for messages."""
-        return self.rows.source
-
-    @property
-    def merged(self) -> bool:
-        """Whether Arrow held the rows."""
-        return self.rows.merged
-
-    @property
-    def textual(self) -> bool:
-        """Whether the file holds text alone."""
-        return self.rows.textual
 
     def entries(self) -> Iterator[Entry]:
         """Begin to read anew.

@@ -44,16 +44,14 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True)
-class Heard:
-    """Rows whose reading tells how far it is, each time anew, and ends where a stop is asked for.
+class Over:
+    """Base of what reads rows and hands them on: what is said of them stays.
 
     Args:
         rows: The rows.
-        pause: Called every so many rows; may raise.
     """
 
     rows: Readable
-    pause: Callable[[int, int | None], None]
 
     @property
     def source(self) -> str:
@@ -69,6 +67,18 @@ class Heard:
     def textual(self) -> bool:
         """Whether the file holds text alone."""
         return self.rows.textual
+
+
+@dataclass(frozen=True)
+class Heard(Over):
+    """Rows whose reading tells how far it is, each time anew, and ends where a stop is asked for.
+
+    Args:
+        rows: The rows.
+        pause: Called every so many rows; may raise.
+    """
+
+    pause: Callable[[int, int | None], None]
 
     def entries(self) -> Iterator[Entry]:
         """Begin to read anew."""
