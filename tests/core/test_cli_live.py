@@ -123,6 +123,19 @@ def test_plain_lines_tell_each_thing_once(clock: Clock, capsys: pytest.CaptureFi
     ]
 
 
+def test_every_view_tells_notes_in_the_words_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A verb with words of its own hands them to whatever shows its run."""
+    text = io.StringIO()
+    monkeypatch.setattr(live, "console", lambda: Console(file=text))
+    voice = output.Voice(word=lambda said: said.replace("with.beta", "--beta"))
+    note = {"type": "note", "node": "train", "message": "with.beta is small"}
+    for shown in (PlainView(voice), LiveView(["train"], voice)):
+        shown.observe(note)
+    assert capsys.readouterr().out == "note: train: --beta is small\n" == text.getvalue()
+
+
 def test_warnings_are_called_so_and_kept_for_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

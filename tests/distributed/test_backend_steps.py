@@ -6,33 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.losses import REDUCTIONS
+from helpers.rank_cases import BACKENDS, CASES
 from helpers.rank_work import compare_steps, held, sometimes, unused
 from helpers.ranks import in_own_process
+from helpers.stepping import BOUND
 
 from posttrain.errors import StageError
 
 pytestmark = pytest.mark.slow
-
-BACKENDS: dict[str, dict[str, Any]] = {
-    "ddp": {"name": "ddp"},
-    "fsdp2": {"name": "fsdp2"},
-    "zero-1": {"name": "deepspeed", "stage": 1},
-    "zero-2": {"name": "deepspeed", "stage": 2},
-    "zero-3": {"name": "deepspeed", "stage": 3},
-}
-CASES: dict[str, dict[str, Any]] = {
-    **{str(each): {"loss": f"reduced-{each}"} for each in REDUCTIONS},
-    "untied": {"loss": "nll", "tie_word_embeddings": False},
-    "a rank without sequences": {"loss": "nll", "count": 1},
-    "two passes of a measure": {"loss": "surprising"},
-    "a measure where a rank has nothing": {"loss": "baseline", "uses": "train.dpo", "count": 1},
-    "the step as a whole": {"loss": "centred"},
-    "preferences": {"loss": "sigmoid", "uses": "train.dpo"},
-    "packed rows": {"loss": "nll", "layout": "packed"},
-    "shared prefixes": {"loss": "sigmoid", "uses": "train.dpo", "layout": "shared_prefix"},
-    "one micro-batch each": {"loss": "nll", "tokens": 10_000},
-}
 
 
 @pytest.fixture(
@@ -46,9 +27,9 @@ def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_weights_after_a_step_are_those_of_one_process(compared: dict[str, Any]):
-    """No element differs by more than 2e-6 of the largest update and one unit in the last place."""
+    """No element differs by more than `BOUND` of the largest update and one unit in the last place."""
     assert compared.keys() == CASES.keys()
-    assert {name: case["apart"] for name, case in compared.items() if case["apart"] > 2e-6} == {}
+    assert {name: case["apart"] for name, case in compared.items() if case["apart"] > BOUND} == {}
     assert all(case["names"] and case["update"] > 1e-4 for case in compared.values())
 
 

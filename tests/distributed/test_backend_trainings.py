@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rank_cases import TRAINED_ON
 from helpers.rank_work import TRAINING, short_of_memory, training
 from helpers.ranks import in_own_process
 
@@ -15,14 +16,7 @@ from posttrain.errors import StageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trainings on ranks")]
 
-BACKENDS: dict[str, Any] = {
-    "single": "single",
-    "ddp": {"name": "ddp", "ranks": 2},
-    "fsdp2": {"name": "fsdp2", "ranks": 2},
-    "zero-2": {"name": "deepspeed", "ranks": 2, "stage": 2},
-    "zero-3": {"name": "deepspeed", "ranks": 2, "stage": 3},
-}
-SEVERAL = [name for name in BACKENDS if name != "single"]
+SEVERAL = [name for name in TRAINED_ON if name != "single"]
 DROPOUT = {"dropout": 0.2}
 
 
@@ -35,7 +29,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         key = json.dumps([backend, options])
         if key not in done:
             directory = tmp_path_factory.mktemp(backend)
-            done[key] = in_own_process(training, directory, BACKENDS[backend], options)
+            done[key] = in_own_process(training, directory, TRAINED_ON[backend], options)
         return done[key]
 
     return of
@@ -119,9 +113,9 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
 ):
     """Bit by bit, in epoch 0 and later, with shuffled rows and, where there is dropout, each rank's own masks."""
     expected = undisturbed(backend, **options)
-    first = in_own_process(training, tmp_path, BACKENDS[backend], {**options, "stop_at": stop})
+    first = in_own_process(training, tmp_path, TRAINED_ON[backend], {**options, "stop_at": stop})
     assert first["interrupted"] and first["steps"][-1] == stop
-    second = in_own_process(training, tmp_path, BACKENDS[backend], options)
+    second = in_own_process(training, tmp_path, TRAINED_ON[backend], options)
     assert second["steps"][0] == stop + 1
     assert {**first["metrics"], **second["metrics"]}.keys() == expected["metrics"].keys()
     for name, tensor in second["weights"].items():
@@ -129,17 +123,17 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
 
 
 def test_an_optimizer_state_in_one_piece_serves_any_number_of_ranks(undisturbed: Any, tmp_path: Path):
-    in_own_process(training, tmp_path, BACKENDS["ddp"], {"stop_at": 4})
-    found = in_own_process(training, tmp_path, BACKENDS["single"], {})
+    in_own_process(training, tmp_path, TRAINED_ON["ddp"], {"stop_at": 4})
+    found = in_own_process(training, tmp_path, TRAINED_ON["single"], {})
     assert found["steps"] == [5, 6, 7]
     for name, tensor in undisturbed("single")["weights"].items():
         assert np.abs(tensor - found["weights"][name]).max() < 1e-3
 
 
 def test_a_split_optimizer_state_is_not_taken_for_another(tmp_path: Path):
-    in_own_process(training, tmp_path, BACKENDS["fsdp2"], {"stop_at": 2})
+    in_own_process(training, tmp_path, TRAINED_ON["fsdp2"], {"stop_at": 2})
     with pytest.raises(StageError, match="another backend") as caught:
-        in_own_process(training, tmp_path, BACKENDS["ddp"], {})
+        in_own_process(training, tmp_path, TRAINED_ON["ddp"], {})
     assert caught.value.found == "optimizer state split by fsdp2 over 2 ranks"
     assert caught.value.expected == "optimizer state in one piece"
 
@@ -150,12 +144,12 @@ def test_when_one_rank_runs_out_of_memory_all_stop_and_go_on_with_half(
 ):
     options = {"micro_batch_tokens": 64, "layout": "padded"}
     with pytest.raises(StageError, match="memory ran out") as caught:
-        in_own_process(short_of_memory, tmp_path, BACKENDS[backend], 5, options)
+        in_own_process(short_of_memory, tmp_path, TRAINED_ON[backend], 5, options)
     assert caught.value.where == "rank 1 of 2, a step of 4 examples"
     arranged = tmp_path / "work/arrangement.json"
     half = json.loads(arranged.read_text())["tokens"]
     assert 0 < half <= 32
-    found = in_own_process(training, tmp_path, BACKENDS[backend], options)
+    found = in_own_process(training, tmp_path, TRAINED_ON[backend], options)
     assert found["steps"][0] == 4, "the last checkpoint is of step 3"
     assert json.loads(arranged.read_text())["tokens"] == half
     for name, tensor in undisturbed("single")["weights"].items():
@@ -166,7 +160,7 @@ def test_when_one_rank_runs_out_of_memory_all_stop_and_go_on_with_half(
 def test_the_best_weights_are_put_out(backend: str, tmp_path: Path):
     """Weights are loaded once more after the last step, when wrappers, shards and engines are in use."""
     options = {"eval_steps": 2, "load_best_model_at_end": True, "learning_rate": 1.0}
-    found = in_own_process(training, tmp_path, BACKENDS[backend], options)
+    found = in_own_process(training, tmp_path, TRAINED_ON[backend], options)
     assert found["figures"]["best_step"] < TRAINING["max_steps"]
     for name, tensor in found["best"].items():
         assert np.array_equal(found["weights"][name], tensor), name

@@ -16,6 +16,7 @@ EXPERIMENTS: dict[str, list[list[str]]] = {
     "speed": [[]],
     "handoffs": [[]],
     "data": [[]],
+    "equality": [[]],
 }
 """Scripts of this directory and the arguments of each run; each writes a page below `docs/evidence/`."""
 

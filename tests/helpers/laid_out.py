@@ -64,6 +64,11 @@ def gemma3() -> Any:
     return Gemma3TextConfig(**SIZES, **MIXED)
 
 
+MODELS = [(config, name) for config in (llama, gpt2, qwen2, mistral, gemma3) for name in ("sdpa", "eager")]
+MODELS.append((gemma2, "eager"))
+"""Configurations, and the attention each is tried with: sdpa knows no caps."""
+
+
 def build(config: Callable[[], Any], implementation: str = "sdpa") -> Any:
     """Make a model in training mode, always the same."""
     from transformers import AutoModelForCausalLM

@@ -30,15 +30,15 @@ from posttrain_plugins.training.head import choose_head, choose_value_head
 from posttrain_plugins.training.layouts import LAYOUTS
 from posttrain_plugins.training.step import Stepper
 
-ALL = [
-    *often(TRAININGS),
-    *tried_once(
-        {
-            uses: [name for name, loss in KINDS.items() if loss.family == catalogue().stage(uses).family]
-            for uses in catalogue().names(Group.TRAINER)
-        }
-    ),
-]
+OF_KINDS = tried_once(
+    {
+        uses: [name for name, loss in KINDS.items() if loss.family == catalogue().stage(uses).family]
+        for uses in catalogue().names(Group.TRAINER)
+    }
+)
+"""Losses of every kind that the contract allows, each with a trainer."""
+
+ALL = [*often(TRAININGS), *OF_KINDS]
 """Every registered trainer and every registered loss, and the losses of every kind."""
 
 
@@ -119,6 +119,9 @@ def stepper(
     return made
 
 
+BOUND = 2e-6
+"""How far two steps may be apart."""
+
 Gradient = tuple[float, dict[str, float], list[torch.Tensor]]
 """Loss, metrics and gradients of a step."""
 
@@ -172,8 +175,13 @@ def on_threads(ranks: int, work: Callable[[Thread], Any]) -> list[Any]:
     return [each.result() for each in found]
 
 
-def assert_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    """No element differs by more than 2e-6 of the largest one: of the largest update of an SGD step."""
+def apart(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Return the largest difference, of the largest element: of the largest update of an SGD step."""
     largest = max(float(tensor.abs().max()) for tensor in expected)
-    for one, other in zip(found, expected, strict=True):
-        assert float((one - other).abs().max()) <= 2e-6 * largest
+    pairs = zip(found, expected, strict=True)
+    return max(float((one - other).abs().max()) for one, other in pairs) / largest
+
+
+def assert_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """No element differs by more than `BOUND` of the largest one."""
+    assert apart(found, expected) <= BOUND

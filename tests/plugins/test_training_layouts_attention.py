@@ -4,12 +4,11 @@ from copy import deepcopy
 import pytest
 import torch
 from helpers.laid_out import (
+    MODELS,
     alone,
     build,
     example,
-    gemma2,
     gemma3,
-    gpt2,
     gradient,
     llama,
     logp,
@@ -23,8 +22,6 @@ from posttrain_plugins.training.layouts import LAYOUTS
 from posttrain_plugins.training.layouts import blocks as blocks_module
 
 ROWS = [LAYOUTS["packed"], LAYOUTS["shared_prefix"]]
-MODELS = [(config, name) for config in (llama, gpt2, qwen2, mistral, gemma3) for name in ("sdpa", "eager")]
-MODELS.append((gemma2, "eager"))
 IDS = [f"{config.__name__}-{name}" for config, name in MODELS]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from posttrain.cli.measures import duration, figures
-from posttrain.cli.output import console, printable, say, voice
+from posttrain.cli.output import AS_WRITTEN, Voice, console, printable, say
 from posttrain.contracts.stage import Level
 
 _PLAIN_EVERY = 10.0
@@ -35,16 +35,16 @@ class View(Protocol):
 
 
 @contextmanager
-def view(nodes: Sequence[str], *, quiet: bool) -> Iterator[View]:
+def view(nodes: Sequence[str], *, quiet: bool, voice: Voice = AS_WRITTEN) -> Iterator[View]:
     """Show a run while the block lasts, in the way that fits where the output goes."""
     if quiet:
         yield Silent()
     elif sys.stdout.isatty():
-        live = LiveView(nodes)
+        live = LiveView(nodes, voice)
         with live.shown():
             yield live
     else:
-        yield PlainView()
+        yield PlainView(voice)
 
 
 class Silent:
@@ -119,7 +119,8 @@ _TAKERS = {"node-started": _started, "node-ended": _ended, "progress": _progress
 class PlainView:
     """Plain lines, for logs and pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, voice: Voice = AS_WRITTEN) -> None:
+        self._voice = voice
         self._lines: dict[str, Line] = {}
         self._told: dict[str, float] = {}
         self.warnings: list[str] = []
@@ -130,7 +131,7 @@ class PlainView:
         with self._lock:
             heed(event, self.warnings)
             if event["type"] == "note":
-                say(_note(event))
+                say(self._voice.word(_note(event)))
             node = event.get("node")
             if node:
                 line = self._lines.setdefault(node, Line(node))
@@ -154,7 +155,8 @@ class PlainView:
 class LiveView:
     """A table that is redrawn in place; notes scroll above it."""
 
-    def __init__(self, nodes: Sequence[str]) -> None:
+    def __init__(self, nodes: Sequence[str], voice: Voice = AS_WRITTEN) -> None:
+        self._voice = voice
         self._lines = {node: Line(node) for node in nodes}
         self.warnings: list[str] = []
         self._lock = threading.Lock()
@@ -175,7 +177,8 @@ class LiveView:
             if node:
                 self._lines.setdefault(node, Line(node)).take(event)
         if event["type"] == "note":
-            console().print(printable(voice().word(_note(event))), style="yellow" if _warns(event) else "dim")
+            told = printable(self._voice.word(_note(event)))
+            console().print(told, style="yellow" if _warns(event) else "dim")
 
     def table(self) -> Any:
         """Return the table as it stands."""

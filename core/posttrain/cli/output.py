@@ -50,23 +50,8 @@ class Voice:
     again: str = "`posttrain run` again"
 
 
-_voices = [Voice()]
-"""Not one for each thread: what a run reports may come from any."""
-
-
-@contextlib.contextmanager
-def speaking(voice: Voice) -> Iterator[None]:
-    """Tell warnings and errors of stages in this way while the block lasts."""
-    _voices.append(voice)
-    try:
-        yield
-    finally:
-        _voices.remove(voice)
-
-
-def voice() -> Voice:
-    """Return how things are told now."""
-    return _voices[-1]
+AS_WRITTEN = Voice()
+"""Tells things in the words of the pipeline."""
 
 
 @cache
@@ -119,10 +104,10 @@ def complain(error: PosttrainError) -> None:
     typer.echo(typer.style("error: ", fg="red", bold=True) + printable(str(error)), err=True)
 
 
-def warn(lines: list[str] | tuple[str, ...]) -> None:
+def warn(lines: Sequence[str], voice: Voice = AS_WRITTEN) -> None:
     """Print warnings for people on standard error."""
     for line in lines:
-        typer.echo(typer.style("warning: ", fg="yellow", bold=True) + printable(voice().word(line)), err=True)
+        typer.echo(typer.style("warning: ", fg="yellow", bold=True) + printable(voice.word(line)), err=True)
 
 
 def remark(lines: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from posttrain.artifacts.store import Store
 from posttrain.cli.measures import duration, figures
-from posttrain.cli.output import console, printable, say, voice
+from posttrain.cli.output import AS_WRITTEN, Voice, console, printable, say
 from posttrain.cli.planview import show_verdict, table_of
 from posttrain.contracts.runner import NodeResult, NodeStatus
 from posttrain.execution.session import RunReport
@@ -31,7 +31,9 @@ _REPEATED = 10
 """How many warnings are repeated below the table."""
 
 
-def show_report(report: RunReport, workspace: Path, warnings: Sequence[str] = ()) -> None:
+def show_report(
+    report: RunReport, workspace: Path, warnings: Sequence[str] = (), voice: Voice = AS_WRITTEN
+) -> None:
     """Print stage, time, key figures and artifacts of a run, what was warned of, what went wrong, how to go on."""
     store = Store(workspace)
     table = table_of("stage", "status", "time", "key figures", "artifact")
@@ -45,13 +47,13 @@ def show_report(report: RunReport, workspace: Path, warnings: Sequence[str] = ()
         )
     console().print()
     console().print(table)
-    _show_warnings(warnings)
+    _show_warnings(warnings, voice)
     for result in report.results.values():
         if result.status in BROKEN:
-            _show_error(result)
+            _show_error(result, voice)
         elif result.status in JUDGED:
             show_verdict(result.node, result.summary)
-    say(f"run {report.run}: {report.status}" + _go_on(report))
+    say(f"run {report.run}: {report.status}" + _go_on(report, voice))
 
 
 def told(result: NodeResult) -> str:
@@ -59,34 +61,33 @@ def told(result: NodeResult) -> str:
     return "" if result.status in BROKEN else figures(result.figures) or result.summary
 
 
-def _show_warnings(warnings: Sequence[str]) -> None:
+def _show_warnings(warnings: Sequence[str], voice: Voice) -> None:
     """Repeat what scrolled away while the run went on."""
     if not warnings:
         return
     console().print(Text(f"\n{len(warnings)} warning{'s' * (len(warnings) > 1)}", style="bold yellow"))
     for text in warnings[:_REPEATED]:
-        console().print(Text(f"  warning: {printable(voice().word(text))}"), soft_wrap=True)
+        console().print(Text(f"  warning: {printable(voice.word(text))}"), soft_wrap=True)
     if len(warnings) > _REPEATED:
         say(f"  and {len(warnings) - _REPEATED} more above")
 
 
-def _go_on(report: RunReport) -> str:
+def _go_on(report: RunReport, voice: Voice) -> str:
     if report.to_mend:
-        return f" (mend what is named above, then {voice().again}; what is done is reused)"
+        return f" (mend what is named above, then {voice.again}; what is done is reused)"
     if report.status in ("failed", "interrupted"):
         return f" (go on with `posttrain resume {report.run}`)"
     return ""
 
 
-def _show_error(result: NodeResult) -> None:
+def _show_error(result: NodeResult, voice: Voice) -> None:
     error = result.error or {"message": result.summary}
     line = Text(f"\n{printable(result.node)}: ", style="bold red")
-    speaker = voice()
-    line.append(printable(speaker.word(str(error.get("message", "")))), style="default not bold")
+    line.append(printable(voice.word(str(error.get("message", "")))), style="default not bold")
     console().print(line)
     for part in ("where", "found", "expected", "fix"):
         if error.get(part):
-            told = (speaker.place if part == "where" else speaker.word)(str(error[part]))
+            told = (voice.place if part == "where" else voice.word)(str(error[part]))
             console().print(Text(f"  {part}: {printable(told)}"), soft_wrap=True)
     for text in _log(str(error.get("log") or ""), str(error.get("message"))):
         console().print(Text(f"  log: {printable(text)}"), soft_wrap=True)

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Sets, Workspace, print_json, reserved, warn
+from posttrain.cli.output import (
+    AS_WRITTEN,
+    DEFAULT_WORKSPACE,
+    Json,
+    Sets,
+    Voice,
+    Workspace,
+    print_json,
+    reserved,
+    warn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,8 +115,9 @@ def perform(
     runner: str | None = None,
     quiet: bool = False,
     as_json: bool = False,
+    voice: Voice = AS_WRITTEN,
 ) -> Mapping[str, Mapping[str, str]]:
-    """Plan a pipeline, run what is not cached, and report; return digests by node and port.
+    """Plan a pipeline, run what is not cached, and report in that voice; return digests by node and port.
 
     Raises:
         PosttrainError: It is refused.
@@ -118,18 +129,18 @@ def perform(
         loaded.require_runner(runner)
         planned = loaded.plan(workspace, selection)
     if not as_json:
-        warn(planned.warnings)
+        warn(planned.warnings, voice)
     require_allowed(planned)
     if planned.nothing_to_do:
-        _nothing_to_do(loaded, planned, workspace, quiet=quiet, as_json=as_json)
+        _nothing_to_do(loaded, planned, workspace, quiet=quiet, as_json=as_json, voice=voice)
         return {name: node.record.outputs for name, node in planned.nodes.items() if node.record is not None}
     from posttrain.cli.live import view
 
-    with reserved(as_json), view(planned.graph.order, quiet=quiet or as_json) as watching:
+    with reserved(as_json), view(planned.graph.order, quiet=quiet or as_json, voice=voice) as watching:
         report = loaded.run(
             workspace, runner=runner, selection=selection, observer=watching.observe, plan=planned
         )
-    _conclude(report, workspace, planned.warnings, watching.warnings, as_json=as_json)
+    _conclude(report, workspace, planned.warnings, watching.warnings, as_json=as_json, voice=voice)
     return {name: result.outputs for name, result in report.results.items()}
 
 
@@ -167,7 +178,9 @@ def _selection(only: list[str] | None, start: list[str] | None, tiny: bool) -> S
     return Selection(tuple(only or ()), tuple(start or ()), tiny)
 
 
-def _nothing_to_do(loaded: Pipeline, planned: Plan, workspace: Path, *, quiet: bool, as_json: bool) -> None:
+def _nothing_to_do(
+    loaded: Pipeline, planned: Plan, workspace: Path, *, quiet: bool, as_json: bool, voice: Voice
+) -> None:
     """Report a fully cached pipeline; trackers are brought up to date only where they lack something."""
     from posttrain.contracts.runner import NodeStatus
     from posttrain.execution.session import overall
@@ -182,20 +195,26 @@ def _nothing_to_do(loaded: Pipeline, planned: Plan, workspace: Path, *, quiet: b
     else:
         from posttrain.cli.planview import show_cached
 
-        warn(notes)
+        warn(notes, voice)
         show_cached(planned, quiet=quiet)
     _leave(status)
 
 
 def _conclude(
-    report: RunReport, workspace: Path, warnings: tuple[str, ...], heard: list[str], *, as_json: bool
+    report: RunReport,
+    workspace: Path,
+    warnings: tuple[str, ...],
+    heard: list[str],
+    *,
+    as_json: bool,
+    voice: Voice = AS_WRITTEN,
 ) -> None:
     if as_json:
         print_json({**_as_dict(report), "warnings": [*warnings, *heard]})
     else:
         from posttrain.cli.reportview import show_report
 
-        show_report(report, workspace, heard)
+        show_report(report, workspace, heard, voice)
     _leave(report.status)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, remark, say, speaking, warn
+from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Voice, Workspace, remark, say, warn
 from posttrain.cli.running import Quiet, RunnerName, Tiny
 from posttrain.contracts.registration import Group
 from posttrain.contracts.stage import SourceMark
@@ -153,8 +153,8 @@ def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> Non
         {"model": catalogue.stage("model.load").config}
         | dict.fromkeys(("data", "eval"), catalogue.stage("data.load").config),
     )
-    with wording.spoken(), speaking(wording.voice):
-        _carry_out(asked, trainer, catalogue, how)
+    with wording.spoken():
+        _carry_out(asked, trainer, catalogue, how, wording.voice)
 
 
 def _called(trainer: str) -> str:
@@ -162,7 +162,7 @@ def _called(trainer: str) -> str:
     return f"posttrain {short if short in DIRECT else f'train {trainer}'}"
 
 
-def _carry_out(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> None:
+def _carry_out(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner, voice: Voice) -> None:
     from posttrain.cli.running import perform
     from posttrain.pipeline import Pipeline, Selection
 
@@ -173,7 +173,7 @@ def _carry_out(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) ->
         Selection(tiny=how.tiny),
     )
     if how.show:
-        _print(stages, asked, pipeline, pipeline.plan(how.workspace, selection))
+        _print(stages, asked, pipeline, pipeline.plan(how.workspace, selection), voice)
         return
     _require_free(asked.output_dir, how.overwrite)
     _require_cached(stages)
@@ -185,6 +185,7 @@ def _carry_out(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) ->
             runner=how.runner,
             quiet=how.quiet,
             as_json=how.as_json,
+            voice=voice,
         )
     except typer.Exit:
         if asked.output_dir is not None and not how.as_json:
@@ -228,7 +229,7 @@ def _name(trainer: str) -> str:
     return trainer.rpartition("/")[2].removeprefix(_PREFIX)
 
 
-def _print(stages: Mapping[str, Any], asked: Asked, pipeline: Pipeline, planned: Plan) -> None:
+def _print(stages: Mapping[str, Any], asked: Asked, pipeline: Pipeline, planned: Plan, voice: Voice) -> None:
     """Print the pipeline with local paths that lead to the same files from anywhere.
 
     Raises:
@@ -237,7 +238,7 @@ def _print(stages: Mapping[str, Any], asked: Asked, pipeline: Pipeline, planned:
     from posttrain.pipeline import require_allowed
     from posttrain_plugins.commands.spelling import anchored, spelled
 
-    warn(planned.warnings)
+    warn(planned.warnings, voice)
     require_allowed(planned)
     shown = dict(stages)
     for node in planned.graph.nodes.values():
