@@ -96,7 +96,6 @@ EXPERIMENTS = {
         report="preferred",
         gate="prefers",
         beside={"exact match of `dpo` over `base`": ("gate", "improvement")},
-        fixed=False,
     ),
 }
 
