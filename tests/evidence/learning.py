@@ -39,7 +39,6 @@ class Experiment:
         gate: The stage that compares.
         beside: Columns of further figures: title to stage and figure.
         steps: Whether the share of the commoner label is told beside, as of process reward models.
-        fixed: Whether seeds and metric were fixed before any run.
         seeds: The seeds.
     """
 
@@ -52,7 +51,6 @@ class Experiment:
     gate: str = "gate"
     beside: dict[str, tuple[str, str]] = field(default_factory=dict)
     steps: bool = False
-    fixed: bool = True
     seeds: tuple[int, ...] = SEEDS
 
 
@@ -207,15 +205,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         rows = [one(options.recipe, seed, Path(directory)) for seed in experiment.seeds]
     seeds = ", ".join(map(str, experiment.seeds))
-    before = (
-        f" Seeds and metric were fixed before the runs; options were tuned with seed {TUNED} alone."
-        if experiment.fixed
-        else ""
-    )
     lines = [
         f"Seed{'s' if len(experiment.seeds) > 1 else ''} {seeds} for the stages {', '.join(experiment.seeded)}. The"
         f" metric is {experiment.metric}; the effect is the paired difference of `{experiment.candidate}` to"
-        f" `{experiment.baseline}`, the baseline of the recipe's gate, with its 95 % interval.{before}",
+        f" `{experiment.baseline}`, the baseline of the recipe's gate, with its 95 % interval. Seeds and metric were"
+        f" fixed before the runs; options were tuned with seed {TUNED} alone.",
         "",
         *table(experiment, rows),
         "",

@@ -38,7 +38,7 @@ class GoodTrainer(Trainer):
     def outputs(self, config: Any) -> tuple[Port, ...]:
         return (REPORT,)
 
-    def passages(self, row: Mapping[str, Any], format: Any) -> Sequence[Any] | str:
+    def passages(self, row: Mapping[str, Any], format: Any, needs: Any) -> Sequence[Any] | str:
         return "dropped"
 
     def batch(self, scored: Sequence[Any], config: Any) -> Any:

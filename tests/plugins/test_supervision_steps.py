@@ -82,7 +82,7 @@ def examples(encoder: Encoder, rows: Sequence[Row], **options: Any) -> tuple[lis
     config = PrmOptions(**{key: value for key, value in options.items() if key in PrmOptions.model_fields})
     trainer, stepwise, account = Prm(), format_of("stepwise"), Account()
     preparation = Preparation(
-        lambda row: trainer.passages(row, stepwise),
+        lambda row: trainer.passages(row, stepwise, frozenset()),
         encoder,
         config.max_length,
         config.truncation,

@@ -228,7 +228,7 @@ class SoundTrainer(OfflineTrainer):
     family = Family.TOKEN
     formats = frozenset({"preference"})
 
-    def passages(self, row, format):
+    def passages(self, row, format, needs):
         return format.passages(row)[:1]
 
     def batch(self, scores, config):
@@ -239,12 +239,12 @@ class SoundTrainer(OfflineTrainer):
 class Both(SoundTrainer):
     """Learns from some rows one answer and from others two."""
 
-    def passages(self, row, format):
+    def passages(self, row, format, needs):
         return format.passages(row)[: 1 + len(row["chosen"]) % 2]
 
 
 class Popping(SoundTrainer):
-    def passages(self, row, format):
+    def passages(self, row, format, needs):
         return format.passages({**row, "chosen": row.pop("chosen")})[:1]
 
 

@@ -221,11 +221,11 @@ class Trainer(Stage):
         """Return the rows as `passages` gets to see them: the rows themselves, unless one must know of others."""
         return rows
 
-    def passages(self, row: Row, format: Format) -> Sequence[Passage] | str:
+    def passages(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[Passage] | str:
         """Return what of a row is learned, or why the row is dropped.
 
         Each passage becomes a sequence, in this order; all rows of a trainer give as many passages. The trainer
-        never tokenizes.
+        never tokenizes. `needs` is what the loss and the trainer's options need, as `verdicts` is told.
         """
         return format.passages(row)
 

@@ -94,7 +94,7 @@ def _trainer(target: Any) -> Faults:
     formats = getattr(target, "formats", None)
     if not (isinstance(formats, frozenset) and formats and all(isinstance(each, str) for each in formats)):
         yield f"`formats` must be a frozenset of dataset formats, but is {formats!r:.80}"
-    yield from _takes(target.passages, "passages", "self", "row", "format")
+    yield from _takes(target.passages, "passages", "self", "row", "format", "needs")
     yield from _takes(target.supervise, "supervise", "self", "config")
     yield from _takes(target.supervise_held_out, "supervise_held_out", "self", "config")
     yield from _takes(target.batch, "batch", "self", "scores", "config")

@@ -85,7 +85,7 @@ def preparation(
     if trainer is None:
         return Preparation(format.passages, model.encoder, directory=directory)
     return Preparation(
-        lambda row: trainer.passages(row, format),
+        lambda row: trainer.passages(row, format, needs),
         model.encoder,
         config.max_length or model.context,
         config.truncation,

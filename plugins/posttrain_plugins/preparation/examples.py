@@ -187,14 +187,14 @@ def prepare(
     directory: Path | None = None,
     needs: frozenset[Need] = frozenset(),
 ) -> Prepared:
-    """Turn the rows of a dataset into examples. See `Preparation`; `needs` are told to the trainer's `verdicts`.
+    """Turn the rows of a dataset into examples. See `Preparation`; `needs` are told to the trainer.
 
     Raises:
         DataError: A row cannot be encoded, has no usable weight, is too long with `error`, or no row is left.
     """
     prepared = Prepared()
     preparation = Preparation(
-        lambda row: trainer.passages(row, format),
+        lambda row: trainer.passages(row, format, needs),
         encoder,
         max_length,
         truncation,

@@ -67,7 +67,7 @@ class Kto(OfflineTrainer):
         """Give each row another row's answer, where the loss needs it."""
         return with_mismatched(list(rows), seed) if Need.MISMATCHED in needs else rows
 
-    def passages(self, row: Row, format: Format) -> Sequence[Passage] | str:
+    def passages(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[Passage] | str:
         """The answer, and behind it another row's answer to the same prompt."""
         if COLUMN not in row:
             return format.passages(row)

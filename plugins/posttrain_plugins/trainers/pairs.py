@@ -35,7 +35,9 @@ class PairTrainer(OfflineTrainer):
             for data in inputs.get(port, ()):
                 yield from missing_columns(needs, port, data)
 
-    def passages(self, row: Mapping[str, Any], format: Format) -> Sequence[Passage] | str:
+    def passages(
+        self, row: Mapping[str, Any], format: Format, needs: frozenset[Need]
+    ) -> Sequence[Passage] | str:
         """The two answers to one prompt, unless they are the same."""
         if row["chosen"] == row["rejected"]:
             return "chosen and rejected are the same"

@@ -50,7 +50,7 @@ class Prm(ValuedTrainer):
     kind = Kind.PROCESS_REWARD_MODEL
     formats = frozenset({"stepwise"})
 
-    def passages(self, row: Row, format: Format) -> Sequence[Passage] | str:
+    def passages(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[Passage] | str:
         """The answer, with where its steps end."""
         return (in_steps(row),)
 

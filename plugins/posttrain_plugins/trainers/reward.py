@@ -43,10 +43,6 @@ class RewardOptions(ValuedOptions):
     )
 
 
-class _Tied(dict[str, Any]):
-    """A row whose answers are all as good as each other, for a loss that compares them."""
-
-
 class Reward(ValuedTrainer):
     """Train a reward model: one number for an answer, read at its last token (https://arxiv.org/abs/2203.02155).
 
@@ -75,7 +71,7 @@ class Reward(ValuedTrainer):
                 yield from _misfits(config.loss.name, needs, port, data)
 
     def rows(self, rows: Iterable[Row], format: Format, needs: frozenset[Need], seed: int) -> Iterator[Row]:
-        """Refuse a needed margin that only some rows have; mark rows from which a loss that compares learns nothing."""
+        """Refuse a needed margin that only some rows have."""
         first: bool | None = None
         rows = iter(rows)
         for number, row in enumerate(rows, 1):
@@ -89,12 +85,11 @@ class Reward(ValuedTrainer):
                     where=f"row {number} is the first that has {'one' if has else 'none'}",
                     fix=ALL_OR_NONE,
                 )
-            tied = Need.RIVALS in needs and len(set(_scores(row, format))) == 1
-            yield _Tied(row) if tied else row
+            yield row
 
-    def passages(self, row: Row, format: Format) -> Sequence[Passage] | str:
+    def passages(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[Passage] | str:
         """The answers to one prompt, unless nothing tells them apart."""
-        if isinstance(row, _Tied):
+        if Need.RIVALS in needs and len(set(_scores(row, format))) == 1:
             return "all answers have the same score"
         if "chosen" in format.columns and row["chosen"] == row["rejected"]:
             return "chosen and rejected are the same"

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.format import Format
-from posttrain.contracts.loss import Family, ThreeWayBatch
+from posttrain.contracts.loss import Family, Need, ThreeWayBatch
 from posttrain.contracts.passage import Passage
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Scores
@@ -38,7 +38,9 @@ class Tpo(OfflineTrainer):
     dropout = False
     sequences = 3
 
-    def passages(self, row: Mapping[str, Any], format: Format) -> Sequence[Passage] | str:
+    def passages(
+        self, row: Mapping[str, Any], format: Format, needs: frozenset[Need]
+    ) -> Sequence[Passage] | str:
         """The three answers to one prompt, unless they contradict each other. The gold one may be the chosen one."""
         if row["chosen"] == row["rejected"]:
             return "chosen and rejected are the same"
