@@ -8,6 +8,7 @@ the same in every seed. Options were tuned with the seed `TUNED` alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
@@ -99,10 +100,10 @@ EXPERIMENTS = {
 
 
 def one(recipe: str, seed: int, directory: Path) -> dict[str, Any]:
-    """Run a recipe with one seed and return its figures."""
+    """Run a recipe with one seed in a workspace below a directory and return its figures."""
     experiment = EXPERIMENTS[recipe]
     workspace = directory / f"seed-{seed}" / ".posttrain"
-    workspace.parent.mkdir(parents=True)
+    workspace.parent.mkdir(parents=True, exist_ok=True)
     sets = [f"--set=stages.{stage}.with.seed={seed}" for stage in experiment.seeded]
     begun = time.monotonic()
     done = ledger.posttrain("run", recipe, "--json", *sets, workspace=workspace, check=False)
@@ -126,6 +127,7 @@ def one(recipe: str, seed: int, directory: Path) -> dict[str, Any]:
         "exit": done.returncode,
         "seconds": round(seconds, 1),
         "stages": {name: round(node["seconds"], 1) for name, node in nodes.items()},
+        "cached": sorted(name for name, node in nodes.items() if node["status"] == "cached"),
     }
 
 
@@ -200,10 +202,13 @@ def main() -> None:
     """Run the seeds and write the evidence."""
     parser = argparse.ArgumentParser()
     parser.add_argument("recipe", nargs="?", default="quickstart", choices=list(EXPERIMENTS))
+    parser.add_argument(
+        "--keep", type=Path, help="keep workspaces here: what is cached there is not made again"
+    )
     options = parser.parse_args()
     experiment = EXPERIMENTS[options.recipe]
-    with tempfile.TemporaryDirectory() as directory:
-        rows = [one(options.recipe, seed, Path(directory)) for seed in experiment.seeds]
+    with contextlib.nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as directory:
+        rows = [one(options.recipe, seed, Path(directory).absolute()) for seed in experiment.seeds]
     seeds = ", ".join(map(str, experiment.seeds))
     lines = [
         f"Seed{'s' if len(experiment.seeds) > 1 else ''} {seeds} for the stages {', '.join(experiment.seeded)}. The"
@@ -214,7 +219,8 @@ def main() -> None:
         *table(experiment, rows),
         "",
         *([verdict(rows)] if len(rows) > 1 else []),
-        "The seconds are the whole command, the start of the local Prefect server included.",
+        "The seconds are the whole command, the start of the local Prefect server included"
+        + (", but for stages that were cached." if any(row["cached"] for row in rows) else "."),
     ]
     command = f"python -m tests.evidence learning {options.recipe}"
     title = f"Learning effect of the {options.recipe} recipe"
