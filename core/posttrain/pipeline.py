@@ -224,7 +224,8 @@ class Pipeline:
         """Go on with a run that was interrupted, killed, or failed: the newest such one, or the one named.
 
         Raises:
-            StoreError: There is no such run, it is running, or there is nothing left to do.
+            SpecError: There is no such run.
+            StoreError: It is running or damaged, or there is nothing left to do.
         """
         record = resumable(workspace, run)
         pipeline, selection, recorded = cls.recorded(record)

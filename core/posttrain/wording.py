@@ -26,6 +26,11 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
+def indefinite(noun: str) -> str:
+    """Return a noun behind its article: `a model`, `an adapter`."""
+    return f"{'an' if noun[:1] in 'aeio' else 'a'} {noun}"
+
+
 def short(value: Any) -> str:
     """Return a value as it would stand in a file, cut to one short line."""
     text = json.dumps(value, ensure_ascii=False, default=str)

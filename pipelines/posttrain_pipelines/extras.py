@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from posttrain.errors import PluginError
+from posttrain.registry.extras import installing_extra
 
 
 def require(library: str) -> None:
@@ -16,5 +17,5 @@ def require(library: str) -> None:
     if find_spec(library) is None:
         raise PluginError(
             f"{library} is not installed",
-            fix="pip install 'posttrain[flows]', or choose another runner or tracker",
+            fix=f"{installing_extra('flows')}, or choose another runner or tracker",
         )

@@ -15,7 +15,7 @@ from posttrain.artifacts.gc import GcReport, collect
 from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
 from posttrain.artifacts.locks import acquire
 from posttrain.artifacts.store import Store
-from posttrain.errors import StoreError
+from posttrain.errors import SpecError, StoreError
 from posttrain.execution.journal import NodeStarted, RunEnded, RunNote
 
 
@@ -134,7 +134,7 @@ def test_a_run_that_has_not_ended_is_not_dropped(store: Store, resumed: bool) ->
     with pytest.raises(StoreError, match="has not ended") as caught:
         collect(store.workspace, dry_run=False, drop_runs=["r1"])
     assert "posttrain resume r1" in (caught.value.fix or "")
-    with pytest.raises(StoreError, match="no such run"):
+    with pytest.raises(SpecError, match="no such run"):
         collect(store.workspace, dry_run=False, drop_runs=["../runs/r1"])
     assert list(store.digests()) == [made.digest]
 

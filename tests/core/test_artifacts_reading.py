@@ -14,7 +14,7 @@ from helpers.stores import CREATED, commit, key_record, provenance
 from posttrain.artifacts import files as files_module
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.store import Store
-from posttrain.errors import StoreError
+from posttrain.errors import SpecError, StoreError
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def test_find_by_prefix(store: Store) -> None:
     others = [commit(store, {"n": str(number).encode()}) for number in range(3)]
     assert store.find(one.digest[:10]) == store.find(one.ref) == store.find(one.digest) == one
     assert {store.find(other.ref).digest for other in others} == {other.digest for other in others}
-    with pytest.raises(StoreError, match="no artifact"):
+    with pytest.raises(SpecError, match="no artifact"):
         store.find(f"model:{one.digest[:10]}")
-    with pytest.raises(StoreError, match="too short"):
+    with pytest.raises(SpecError, match="too short"):
         store.find("abc")
-    with pytest.raises(StoreError, match="no artifact"):
+    with pytest.raises(SpecError, match="no artifact"):
         store.find("../objects")
 
 
@@ -39,7 +39,7 @@ def test_an_ambiguous_prefix_names_the_candidates(store: Store, monkeypatch: pyt
     one, two = commit(store), commit(store, {"n": b"1"})
     monkeypatch.setattr(Store, "digests", lambda self: iter([one.digest, two.digest]))
     monkeypatch.setattr("posttrain.artifacts.store._SHORTEST_PREFIX", 0)
-    with pytest.raises(StoreError, match="several") as caught:
+    with pytest.raises(SpecError, match="several") as caught:
         store.find("dataset:")
     assert one.digest[:20] in (caught.value.found or "")
     assert two.digest[:20] in (caught.value.found or "")

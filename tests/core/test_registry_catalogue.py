@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.component import Config
-from posttrain.contracts.loss import Family, Loss, Need
+from posttrain.contracts.loss import Family, Loss, Need, Scope
 from posttrain.contracts.registration import Group, Registration
 from posttrain.contracts.rule import Rule
 from posttrain.contracts.stage import Level, Port, Stage
@@ -150,6 +150,11 @@ BAD: list[tuple[str, Any, str]] = [
         "losses",
         variant(GoodLoss, family=Family.PREFERENCE, needs=frozenset({Need.MISMATCHED})),
         "it needs `mismatched`, which no batch of the family preference holds",
+    ),
+    (
+        "losses",
+        variant(GoodLoss, family=Family.UNPAIRED, needs=frozenset({Need.MISMATCHED}), scope=Scope.STEP),
+        "it sees the whole step and needs `mismatched` answers",
     ),
     ("losses", variant(GoodLoss, scope="step"), "`scope` must be a posttrain.Scope"),
     ("losses", variant(GoodLoss, config=dict), "`config` must be a subclass of posttrain.Config"),

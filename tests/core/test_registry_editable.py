@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from helpers.plugins import install, write_distribution
+from helpers.plugins import install, status_of, write_distribution
 
+from posttrain.artifacts.digest import hash_file
 from posttrain.contracts.registration import Group
 from posttrain.errors import PluginError
 from posttrain.registry import editable
@@ -149,3 +151,22 @@ def test_a_local_file_and_an_installed_package_are_both_named(module: Path, tmp_
     assert f"acme-losses 1.0 ({module}), installed" in str(error.found)
     assert f"take {local} out of `plugins:`" in str(error.fix)
     assert "POSTTRAIN_DISABLE_PLUGINS=acme-losses" in str(error.fix)
+
+
+def test_a_local_file_that_is_installed_as_well_is_one_plugin(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link.py"
+    link.symlink_to(module)
+    for local in (module, link):
+        catalogue = discover([local])
+        assert catalogue.conflicts() == [] and catalogue.troubles() == []
+        assert catalogue.identity(Group.LOSS, "acme/one") == {"name": "acme/one", "file": hash_file(module)}
+        installed = status_of(catalogue, "acme-losses")
+        assert installed.denied and installed.error == f"{module} is named in `plugins:`"
+    monkeypatch.setenv("POSTTRAIN_DISABLE_PLUGINS", module.name)
+    assert discover([module]).entry(Group.LOSS, "acme/one").plugin.distribution == "acme-losses"
+    monkeypatch.delenv("POSTTRAIN_DISABLE_PLUGINS")
+    module.write_text(f"if __name__ != 'acme_losses': raise ImportError\n{module.read_text()}")
+    monkeypatch.delitem(sys.modules, "acme_losses")
+    assert discover([module]).entry(Group.LOSS, "acme/one").plugin.distribution == "acme-losses"

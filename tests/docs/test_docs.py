@@ -60,6 +60,7 @@ PIPELINES = [
     if block.language == "yaml" and re.match(r"(name|plugins|defaults|stages):", block.text)
 ]
 SESSIONS = [page for page in PAGES if re.search(r"^>>> ", page.read_text(encoding="utf-8"), re.MULTILINE)]
+PLANS = [block for block in BLOCKS if re.search(r"^plan of ", block.text, re.MULTILINE)]
 SCRIPTS = [block for block in BLOCKS if block.note == "run"]
 
 
@@ -135,6 +136,12 @@ def test_every_loss_has_a_page_that_is_current() -> None:
     assert stale == [], "run tests/docs/generate_reference.py"
 
 
+def test_every_loss_names_where_it_is_from() -> None:
+    catalogue = generator["built_in"]()
+    names = catalogue.names(Group.LOSS)
+    assert [name for name in names if not catalogue.entry(Group.LOSS, name).registration.reference] == []
+
+
 def test_every_registered_name_is_in_the_reference() -> None:
     text = (DOCS / "reference.md").read_text(encoding="utf-8")
     catalogue = generator["built_in"]()
@@ -198,6 +205,16 @@ def test_pipelines_can_be_planned(block: Block, tmp_path: Path, monkeypatch: pyt
     plan = pipeline.plan(tmp_path / ".posttrain")
     assert pipeline.warnings == []
     assert [(each.node, each.rule, each.message) for each in plan.refused] == []
+
+
+@pytest.mark.parametrize("block", PLANS, ids=str)
+def test_plans_show_what_plugins_are_now(block: Block) -> None:
+    catalogue = generator["built_in"]()
+    known = {name: catalogue.entry(group, name) for group in Group for name in catalogue.names(group)}
+    shown = re.findall(r" ([\w.]+) v(\d+)(?: |$)", block.text, re.MULTILINE)
+    assert shown and all(int(version) == known[name].registration.numerics for name, version in shown)
+    trainers = [name for name, _ in shown if name.startswith("train.")]
+    assert block.text.count(" backend: single (in no key)") == len(trainers)
 
 
 @pytest.mark.slow

@@ -33,6 +33,28 @@ def llama() -> Any:
     return LlamaConfig(**SIZES)
 
 
+def dynamic() -> Any:
+    """Frequencies that change with the longest row of a pass, beyond `max_position_embeddings`."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0})
+
+
+def longrope() -> Any:
+    """Two sets of frequencies: for passes with a row beyond half of `max_position_embeddings`, and for others."""
+    from transformers import LlamaConfig
+
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+    }
+    return LlamaConfig(**SIZES, rope_parameters=rope)
+
+
 def gpt2() -> Any:
     from transformers import GPT2Config
 
@@ -65,7 +87,7 @@ def gemma3() -> Any:
 
 
 MODELS = [(config, name) for config in (llama, gpt2, qwen2, mistral, gemma3) for name in ("sdpa", "eager")]
-MODELS.append((gemma2, "eager"))
+MODELS += [(gemma2, "eager"), (dynamic, "sdpa"), (longrope, "sdpa")]
 """Configurations, and the attention each is tried with: sdpa knows no caps."""
 
 

@@ -13,7 +13,7 @@ import typer
 from helpers.runs import sft_and_dpo
 from typer.testing import CliRunner
 
-from posttrain.errors import StoreError
+from posttrain.errors import SpecError
 from posttrain_pipelines import registration
 from posttrain_pipelines.services import answers, recorded, stop
 
@@ -76,7 +76,7 @@ def test_registration_and_plugin_objects_import_nothing_heavy() -> None:
 
 
 def test_a_missing_run_is_an_error(app: typer.Typer, workspace: Path) -> None:
-    with pytest.raises(StoreError, match="no such run"):
+    with pytest.raises(SpecError, match="no such run"):
         call(app, "sync", "r9", "--workspace", str(workspace))
 
 

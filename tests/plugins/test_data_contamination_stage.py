@@ -231,7 +231,7 @@ def test_datasets_of_the_store_are_used_by_reference_and_by_digest(here: Path) -
     answer = json.loads(command("data", "contamination", *arguments).out)
     assert answer["worst"] == 0.5
     wrong = command("data", "contamination", "--train", f"{run.run}:rows.test", *FILES[2:])
-    assert wrong.code == 1 and "there is neither a file nor a dataset of that name" in wrong.err
+    assert wrong.code == 2 and "there is neither a file nor a dataset of that name" in wrong.err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from posttrain.artifacts.kinds import Kind, PolicyFacts
 from posttrain.artifacts.manifest import Artifact
 from posttrain.artifacts.store import Store
 from posttrain.contracts.runner import NodeStatus
-from posttrain.errors import StoreError
+from posttrain.errors import SpecError
 from posttrain.execution.records import run_state
 from posttrain_plugins.commands.origins import MODELS, brought
 from posttrain_plugins.inspection.finding import find, found
@@ -82,12 +82,12 @@ def test_the_newest_output_counts(workspace: Path, made: dict[str, Artifact]) ->
 def test_what_is_not_there_is_explained(
     workspace: Path, made: dict[str, Artifact], name: str, message: str
 ) -> None:
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(SpecError, match=message):
         find(name, workspace, DATASET)
 
 
 def test_a_workspace_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="neither a file nor a dataset"):
+    with pytest.raises(SpecError, match="neither a file nor a dataset"):
         find("load.data", tmp_path / "nowhere", DATASET)
 
 
@@ -114,7 +114,7 @@ def test_the_newest_run_counts_also_where_it_took_the_node_from_the_cache(tmp_pa
     assert meant.origin == "pipeline mine, run 20260103-000000-00"
     for name in ("20260102:base.model", "other:base", "other:base.model"):
         assert found(name, workspace, POLICY).artifact.digest == digests["other"]
-    with pytest.raises(StoreError, match="neither a file nor an adapter or model of that name"):
+    with pytest.raises(SpecError, match="neither a file nor an adapter or model of that name"):
         found("nothing", workspace, POLICY)
 
 

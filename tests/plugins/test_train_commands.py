@@ -81,6 +81,21 @@ def test_options_are_spelled_as_on_any_command_line(words: tuple[str, ...], expe
     assert parsed("train.sft", *words) == expected
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(r"\n", "\n"), ("\n", "\n"), (r"\n\t", "\n\t"), (r"\\n", r"\n"), (r"\d", r"\d"), ("", "")],
+)
+def test_text_may_be_typed_as_the_help_shows_it(typed: str, meant: str) -> None:
+    assert parsed("train.prm", "--step_separator", typed) == {"step_separator": meant}
+    assert parsed("train.prm", step_separator=typed) == {"step_separator": typed}
+
+
+def test_what_is_no_free_text_keeps_its_backslashes() -> None:
+    assert parsed("data.load", "--images", r"pages\new") == {"images": r"pages\new"}
+    pattern = r".*\\new"
+    assert parsed("train.sft", "--lora.target_modules", pattern)["lora"] == {"target_modules": pattern}
+
+
 def test_a_loss_and_its_options() -> None:
     assert parsed("train.dpo", "--loss.beta", "0.1", "--loss", "sigmoid") == {
         "loss": {"name": "sigmoid", "beta": 0.1}
@@ -102,7 +117,13 @@ def test_the_command_line_beats_the_file() -> None:
         (("--r", "16"), "there is no such option", "did you mean `--lora.r`?"),
         (("--lora_r", "16"), "there is no --lora_r", "it is `--lora.r 16`"),
         (("--gradient-accumulation-steps", "2"), "there is no --gradient-accumulation-steps", "batch_size"),
-        (("--report_to", "wandb"), "there is no --report_to", "`--callbacks tensorboard`"),
+        (("--report_to", "wandb"), "there is no --report_to", "it is `--callbacks wandb`"),
+        (("--report_to", "trackio", "wandb"), "there is no --report_to", "it is `--callbacks trackio wandb`"),
+        (
+            ("--report_to", "all"),
+            "there is no --report_to",
+            "it is `--callbacks tensorboard`, wandb or trackio",
+        ),
         (("--learning_rate",), "needs a value", None),
         (("--learning_rate", "1", "2"), "takes one value", None),
         (("stray",), "this is no option", None),
@@ -191,15 +212,20 @@ def test_the_spellings_of_trl_and_a_config_file(here: Path) -> None:
 
 
 def test_a_config_file_holds_any_option_of_the_command(here: Path) -> None:
-    lines = "model: policy\ndataset: rows.jsonl\ngpus: 1\noutput_dir: null\nmodel.dtype: float32\ndataset.limit: 5\n"
-    (here / "config.yaml").write_text(lines, encoding="utf-8")
+    lines = "model: policy\ndataset: rows.jsonl\ncpus: 2\ngpus: 1\noutput_dir: null\nmodel.dtype: float32\n"
+    (here / "config.yaml").write_text(f"{lines}dataset.limit: 5\n", encoding="utf-8")
     found = printed("sft", "--config", "config.yaml", "--gpus", "0", "--dataset.limit", "6")["stages"]
     assert found["model"]["with"] == {"path": str(here / "policy"), "dtype": "float32"}
     assert found["data"]["with"] == {"path": str(here / "rows.jsonl"), "limit": 6}
-    assert found["train"]["resources"] == {"gpus": 0}
+    assert found["train"]["resources"] == {"cpus": 2, "gpus": 0}
+    assert (
+        printed("sft", "--config", "config.yaml", "--cpus", "1")["stages"]["train"]["resources"]["cpus"] == 1
+    )
 
 
-@pytest.mark.parametrize("line", ["download: 'no'", "download: 1", "output_dir: 3", "gpus: true", "model: 3"])
+@pytest.mark.parametrize(
+    "line", ["download: 'no'", "download: 1", "output_dir: 3", "gpus: true", "cpus: 1.0", "model: 3"]
+)
 def test_a_config_file_with_a_value_of_another_type_is_refused(here: Path, line: str) -> None:
     (here / "config.yaml").write_text(line + "\n", encoding="utf-8")
     told = command("sft", "--config", "config.yaml", "--dataset", "rows.jsonl", "--print")

@@ -130,7 +130,7 @@ def test_all_that_is_unknown_is_told_at_once() -> None:
     for name in [word for word in words if word.startswith("--")] + ["--model.revisio"]:
         assert name in told.err
     for hint in (
-        "`--callbacks tensorboard`",
+        "`--callbacks wandb`",
         "`--batch_size 4`",
         "`--bf16`",
         "did you mean `--learning_rate`?",

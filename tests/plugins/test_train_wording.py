@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ def said(error: PosttrainError) -> PosttrainError:
 )
 def test_texts_are_told_in_options(text: str, expected: str | None) -> None:
     assert wording().text(text) == (text if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["`posttrain resume r1`", "posttrain resume", "`posttrain resume` goes on from it"]
+)
+def test_a_run_that_is_to_copy_its_model_is_not_resumed(text: str) -> None:
+    assert wording().text(text) == text
+    told = replace(wording(), copies=True).voice.word(text)
+    assert told.startswith("the same command again") and "resume" not in told
 
 
 def test_all_parts_of_an_error_are_told_in_options() -> None:
@@ -128,6 +138,42 @@ def test_a_misspelt_column_is_renamed_first(here: Path) -> None:
     told = command("dpo", "--model", "m.gguf", "--dataset", "d.jsonl").err
     assert "fix: rename what is misspelt: `--dataset.columns '{reject: rejected}'`" in told
     assert "data: data:" not in told
+
+
+@pytest.mark.parametrize(
+    ("verb", "format", "example"),
+    [
+        (
+            "dpo",
+            "preference: `prompt`, `chosen`, `rejected`;",
+            "{question: prompt, better: chosen, worse: rejected}",
+        ),
+        (
+            "kto",
+            "unpaired_preference: `prompt`, `completion`, `label`",
+            "{question: prompt, answer: completion, good: label}",
+        ),
+        (
+            "sft",
+            "text: `text`; messages: `messages`; prompt_completion",
+            "{question: prompt, answer: completion}",
+        ),
+    ],
+)
+def test_columns_of_no_format_are_told_of_those_that_the_trainer_takes(
+    here: Path, verb: str, format: str, example: str
+) -> None:
+    (here / "d.jsonl").write_text('{"question": "a", "first": "b", "second": "c"}\n', encoding="utf-8")
+    told = command(verb, "--model", "m.gguf", "--dataset", "d.jsonl").err
+    assert f"expected: what posttrain {verb} takes: {format}" in told
+    assert f"`--dataset.columns '{example}'`" in told
+    assert ("stepwise" in told, "alpaca" in told) == (False, verb == "sft")
+
+
+def test_what_is_misspelt_is_misspelt_for_the_trainer(here: Path) -> None:
+    (here / "d.jsonl").write_text('{"prompts": "a", "completion": "b", "labels": true}\n', encoding="utf-8")
+    told = command("kto", "--model", "m.gguf", "--dataset", "d.jsonl").err
+    assert "`--dataset.columns '{prompts: prompt, labels: label}'`" in told
 
 
 def test_a_hint_that_all_lines_end_with_is_told_once() -> None:

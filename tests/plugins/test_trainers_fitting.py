@@ -10,7 +10,7 @@ import pytest
 from helpers.contexts import catalogue, configured
 from helpers.training import fitting_losses
 
-from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts
+from posttrain.artifacts.kinds import DatasetFacts, Kind, PolicyFacts, ScoreFacts
 from posttrain.contracts.component import Component, NoOptions
 from posttrain.contracts.loss import Family, Loss, Scope
 from posttrain.contracts.registration import Group
@@ -18,6 +18,7 @@ from posttrain.contracts.stage import Finding, Input
 from posttrain.registry.components import ConfigProblems
 from posttrain_plugins.losses.preference.referenced import ReferencedLoss
 from posttrain_plugins.training.objective import mixed
+from posttrain_plugins.training.valued import told
 
 TRAINERS = catalogue().names(Group.TRAINER)
 FITTING = {uses: fitting_losses(uses) for uses in TRAINERS}
@@ -147,3 +148,15 @@ def test_metrics_are_inherited_as_long_as_nothing_that_tells_them_is_overridden(
     assert Filled.metrics == {"base"}
     assert Overridden.metrics is Below.metrics is Mixed.metrics is None
     assert Anew.metrics == {"base", "more"}
+
+
+@pytest.mark.parametrize(
+    ("uses", "expected"),
+    [("train.reward", "rewards 0.5 ± 0.25"), ("train.prm", "log-odds of a right step 0.5 ± 0.25")],
+)
+def test_what_a_model_comes_to_says_what_its_numbers_are(uses: str, expected: str) -> None:
+    scores = ScoreFacts(mean=0.5, deviation=0.25, count=8)
+    trainer: Any = catalogue().stage(uses)
+    assert told(scores, trainer.numbers) == expected
+    judged = scores.model_copy(update={"accuracy": 0.75, "judged": 4, "held_out": True})
+    assert told(judged, trainer.numbers) == f"accuracy 0.750 over 4 judgements of held-out rows; {expected}"

@@ -202,6 +202,7 @@ def test_a_measured_budget_fits_into_what_is_free(monkeypatch: pytest.MonkeyPatc
     assert measured_tokens(made, each, reserved=0, largest=1 << 20) == 512
     assert measured_tokens(made, each, reserved=0, largest=300) == 512
     assert measured_tokens(made, each, reserved=0, largest=100) == 128
+    assert measured_tokens(made, each, reserved=0, largest=900) == 512, "no more than fits"
     made.parallel.size = 2
     assert measured_tokens(made, each, reserved=0, largest=1 << 20) == 256
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
@@ -121,6 +123,39 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(
         checkpoints.write(4, fill)
     newest = checkpoints.newest()
     assert newest is not None and newest.step == 4
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_a_kill_between_two_names_leaves_one_that_later_writes_do_not_lose(
+    tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch, renames: int
+):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, notes.append)
+    checkpoints.write(4, fill)
+    for _ in range(2):
+        _kill_at_rename(renames, lambda: checkpoints.write(4, fill), monkeypatch)
+        newest = checkpoints.newest()
+        assert newest is not None and newest.step == 4 and notes == []
+    checkpoints.write(4, fill)
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["step-00000004"]
+    _kill_at_rename(renames, lambda: checkpoints.write(4, fill), monkeypatch)
+    checkpoints.write(5, fill)
+    assert [path.name for path in checkpoints.directory.glob("*step-*[0-9]")] == ["step-00000005"]
+    assert not list(checkpoints.directory.glob("*.old"))
+
+
+def _kill_at_rename(number: int, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do some work, and be killed before the rename of that number, if there are so many."""
+    plain, begun = Path.rename, []
+
+    def rename(self: Path, target: Path) -> Path:
+        begun.append(self)
+        if len(begun) == number:
+            raise KeyboardInterrupt
+        return plain(self, target)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Path, "rename", rename)
+        work()
 
 
 def test_state_survives_with_its_types(tmp_path: Path):

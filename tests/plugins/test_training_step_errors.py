@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import count, pairwise
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from posttrain.contracts.reduction import (
 )
 from posttrain.contracts.trainer import Scores
 from posttrain.errors import StageError
+from posttrain_plugins.launchers import local
 
 
 def test_rows_of_a_micro_batch_that_is_not_finite_are_named():
@@ -87,11 +90,19 @@ def assert_done_again(uses: str, loss: str, error: BaseException) -> None:
 
 
 def test_an_example_that_does_not_fit_ends_with_an_error():
-    made = stepper("train.sft", "nll", 8)
+    """It is not tried again: there is nothing to cut, and a resume with more memory is to have its budget."""
+    made, rows, told = stepper("train.sft", "nll", 512), examples("train.sft"), []
+    made.smaller = told.append
     made.score = Full(made, MemoryError(), 0)
+    with pytest.raises(StageError, match="memory ran out") as caught:
+        made.backward(rows)
+    assert caught.value.where == "a micro-batch of one example"
+    sizes = [made.layout.size([row]) for row in rows]
+    assert min(sizes) < made.budget.tokens == told[-1].tokens < 2 * max(sizes)
+    failed, tries = made.score.failed[-1], len(made.score.failed)
     with pytest.raises(StageError, match="memory ran out"):
-        made.backward(examples("train.sft"))
-    assert made.budget.tokens == 1
+        made.backward(rows)
+    assert made.score.failed[tries:] == [failed] and made.budget == told[-1]
 
 
 def test_another_error_is_no_lack_of_memory():
@@ -121,3 +132,12 @@ def test_what_is_kept_of_a_step_holds_no_graph():
 
 def test_the_vocabulary_is_that_of_the_encoder():
     assert stepper("train.sft", "nll").model.config.vocab_size == encoder().vocabulary
+
+
+def test_what_fails_on_the_only_rank_waits_for_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    waits: list[float] = []
+    clock = count()
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=waits.append))
+    with pytest.raises(ZeroDivisionError):
+        local.Team([], tmp_path, lambda *_: None).lead(lambda: 1 / 0)
+    assert waits == []

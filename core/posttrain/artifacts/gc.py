@@ -25,7 +25,7 @@ from posttrain.artifacts.aliases import Aliases
 from posttrain.artifacts.files import guarded, move_away, remove_tree, size_of
 from posttrain.artifacts.locks import acquire, attempt, held
 from posttrain.artifacts.store import Store
-from posttrain.errors import StoreError
+from posttrain.errors import SpecError, StoreError
 
 _JOURNAL = "journal.jsonl"
 _RUN_LOCK = "run.lock"
@@ -83,7 +83,8 @@ def collect(workspace: Path, dry_run: bool = True, drop_runs: Sequence[str] = ()
         drop_runs: Runs that no longer count; their directories are removed too.
 
     Raises:
-        StoreError: When a run to drop is unknown or has not ended, or the registry is damaged, so that nobody
+        SpecError: When a run to drop is unknown.
+        StoreError: When a run to drop has not ended, or the registry is damaged, so that nobody
             can tell what it refers to. Of a damaged journal every digest that can be read is kept.
     """
     store = Store(workspace)
@@ -256,7 +257,7 @@ def _held_keys(store: Store) -> tuple[set[str], int | None]:
 def _droppable(name: str, runs: dict[str, _Run]) -> _Run:
     run = runs.get(name)
     if run is None:
-        raise StoreError(
+        raise SpecError(
             "there is no such run", found=name, expected=f"one of {', '.join(sorted(runs)) or 'none'}"
         )
     abandoned = run.damage is not None and not held(run.path / _RUN_LOCK)

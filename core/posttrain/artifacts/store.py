@@ -23,7 +23,7 @@ from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.locks import KeyLock, acquire
 from posttrain.artifacts.manifest import CONTENT, PROVENANCE, Artifact, Manifest, Provenance, canonical
 from posttrain.artifacts.records import KeyRecord, read_record
-from posttrain.errors import StoreError
+from posttrain.errors import SpecError, StoreError
 
 __all__ = ["KeyRecord", "Store"]
 
@@ -83,11 +83,12 @@ class Store:
         """Return the one artifact whose digest begins so; `model:3f2c9a1b` is understood too.
 
         Raises:
-            StoreError: When there is none, or more than one.
+            SpecError: When there is none, or more than one.
+            StoreError: When an artifact that begins so is damaged.
         """
         kind, _, start = prefix.strip().rpartition(":")
         if len(start) < _SHORTEST_PREFIX:
-            raise StoreError(
+            raise SpecError(
                 "this prefix is too short",
                 found=prefix,
                 expected=f"at least {_SHORTEST_PREFIX} digits of the digest",
@@ -98,9 +99,9 @@ class Store:
             return found[0]
         if not found:
             fix = "`posttrain store ls` lists all"
-            raise StoreError("no artifact has this digest", found=prefix, fix=fix)
+            raise SpecError("no artifact has this digest", found=prefix, fix=fix)
         matches = ", ".join(f"{artifact.kind}:{artifact.digest[:20]}" for artifact in found)
-        raise StoreError("several artifacts begin so", found=matches, expected="one", fix="give more digits")
+        raise SpecError("several artifacts begin so", found=matches, expected="one", fix="give more digits")
 
     def provenance(self, digest: str) -> Provenance | None:
         """Return who made an artifact first; None when it does not say."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrain.cli import ruleview
+from posttrain.cli.meanings import artifacts_named, records_of_run
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, printable, say, warn
 from posttrain.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from posttrain.artifacts.store import KeyRecord, Store
-    from posttrain.execution.journal import NodeEnded
+    from posttrain.artifacts.store import Store
     from posttrain.execution.records import RunState
 
 
@@ -58,7 +58,8 @@ def explain(
         str | None,
         typer.Argument(
             metavar="STAGE|ARTIFACT|RULE",
-            help="A stage, the start of a digest, or a rule by its code, such as H012, or its name.",
+            help="A stage (RUN:STAGE in one run), the start of a digest, NAME@ALIAS of a registered model, "
+            "or a rule by its code, such as H012, or its name.",
         ),
     ] = None,
     workspace: Workspace = DEFAULT_WORKSPACE,
@@ -81,7 +82,7 @@ def explain(
         raise SpecError(
             "say what to explain",
             where="posttrain explain",
-            expected="a stage, the start of a digest, or the code of a rule",
+            expected="a stage, the start of a digest, an alias, or the code of a rule",
             fix="`posttrain explain --rules` lists the rules",
         )
     store = Store(workspace.absolute())
@@ -89,8 +90,8 @@ def explain(
         ruleview.show_rule(what, files or (), as_json)
         return
     try:
-        digests = _digests(store, what)
-    except StoreError as error:
+        digests = artifacts_named(store, what)
+    except (SpecError, StoreError) as error:
         if what.isidentifier():
             note = f"a finding that ends with `[{what}]` and no code is what a stage says of its own options and data"
             error.fix = "; ".join(filter(None, (error.fix, f"{note}: what to do stands below it")))
@@ -105,7 +106,9 @@ def explain(
 
 
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="A run, a stage, or the start of a digest.")],
+    left: Annotated[
+        str, typer.Argument(metavar="A", help="A run, a stage, NAME@ALIAS, or the start of a digest.")
+    ],
     right: Annotated[str, typer.Argument(metavar="B", help="The same kind of thing.")],
     workspace: Workspace = DEFAULT_WORKSPACE,
     as_json: Json = False,
@@ -113,8 +116,7 @@ def diff(
     """Show the first differences between two runs or two artifacts; exit 1 when there are any."""
     from posttrain.artifacts.store import Store
 
-    workspace = workspace.absolute()
-    lines = _differences(Store(workspace), workspace, left, right)
+    lines = _differences(Store(workspace.absolute()), left, right)
     if as_json:
         print_json(lines)
     else:
@@ -124,10 +126,10 @@ def diff(
         raise typer.Exit(1)
 
 
-def _differences(store: Store, workspace: Path, left: str, right: str) -> list[str]:
+def _differences(store: Store, left: str, right: str) -> list[str]:
     from posttrain.planning.comparison import compare_artifacts, compare_records
 
-    runs = _run_records(store, workspace, left), _run_records(store, workspace, right)
+    runs = records_of_run(store, left), records_of_run(store, right)
     if runs[0] is not None and runs[1] is not None:
         return compare_records(runs[0], runs[1])
     if runs[0] is not None or runs[1] is not None:
@@ -137,7 +139,7 @@ def _differences(store: Store, workspace: Path, left: str, right: str) -> list[s
             found=f"{left} and {right}",
             expected="two runs, two stages or two artifacts",
         )
-    ours, theirs = _digests(store, left), _digests(store, right)
+    ours, theirs = (artifacts_named(store, name, "a run, ") for name in (left, right))
     if len(ours) == len(theirs) == 1:
         ours, theirs = {"": next(iter(ours.values()))}, {"": next(iter(theirs.values()))}
     lines = []
@@ -148,80 +150,6 @@ def _differences(store: Store, workspace: Path, left: str, right: str) -> list[s
         found = compare_artifacts(store, store.get(ours[port]), store.get(theirs[port]))
         lines.extend(f"{port}: {line}" if port else line for line in found)
     return lines
-
-
-def _digests(store: Store, what: str) -> dict[str, str]:
-    """Return the artifacts that a stage's name (its newest outputs, by port) or a digest's start means."""
-    from posttrain.planning.past import Past
-
-    past = Past.of(store)
-    warn(past.damaged)
-    newest = past.newest()
-    nodes = [name for name in newest if name == what or name.partition("[")[0] == what]
-    if nodes:
-        several = len(nodes) > 1
-        return {
-            f"{node}.{port}" if several else port: digest
-            for node in nodes
-            for port, digest in newest[node].outputs.items()
-        }
-    try:
-        return {"": store.find(what).digest}
-    except StoreError as error:
-        raise _nothing_named(store.workspace, what, list(newest), error) from error
-
-
-def _nothing_named(workspace: Path, what: str, nodes: list[str], error: StoreError) -> StoreError:
-    from posttrain.wording import did_you_mean, listed
-
-    if ended := _last_end(workspace, what):
-        return StoreError(
-            f"{what} has no outputs yet",
-            where=what,
-            found=f"{ended.status}: {ended.summary}" if ended.summary else ended.status.value,
-            fix="`posttrain status RUN` shows how its run stands",
-        )
-    if set(what.rpartition(":")[2]) <= set("0123456789abcdef") and len(what) >= 4:
-        return error
-    return StoreError(
-        "there is no run, stage or artifact of that name here",
-        where=what,
-        expected=f"a run, the start of a digest, or one of {listed(sorted(nodes))}",
-        fix=did_you_mean(what, nodes),
-    )
-
-
-def _last_end(workspace: Path, node: str) -> NodeEnded | None:
-    """Return how a node ended in the newest run that came to it."""
-    from posttrain.execution.records import list_runs, run_state
-
-    for record in reversed(list_runs(workspace)):
-        state = run_state(record).nodes.get(node)
-        if state is not None and state.ended is not None:
-            return state.ended
-    return None
-
-
-def _run_records(store: Store, workspace: Path, text: str) -> dict[str, KeyRecord] | None:
-    """Return the key records of a run's nodes, or None when the text names no run."""
-    from posttrain.execution.journal import node_ends
-    from posttrain.execution.records import list_runs
-
-    matching = [r for r in list_runs(workspace) if r.run == text]
-    matching = matching or [r for r in list_runs(workspace) if _means_run(text, r.run)]
-    if len(matching) != 1:
-        return None
-    found = {}
-    for node, end in node_ends(matching[0].directory).items():
-        record = None if end.key is None else store.lookup(end.key)
-        if record is not None:
-            found[node] = record
-    return found
-
-
-def _means_run(text: str, run: str) -> bool:
-    """Whether the text is a start or an end of a run's id that is no stage's name by chance."""
-    return len(text) >= 4 and any(map(str.isdecimal, text)) and (run.startswith(text) or run.endswith(text))
 
 
 def _show_runs(states: Sequence[RunState]) -> None:

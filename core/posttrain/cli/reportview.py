@@ -76,7 +76,7 @@ def _go_on(report: RunReport, voice: Voice) -> str:
     if report.to_mend:
         return f" (mend what is named above, then {voice.again}; what is done is reused)"
     if report.status in ("failed", "interrupted"):
-        return f" (go on with `posttrain resume {report.run}`)"
+        return f" (go on with {voice.word(f'`posttrain resume {report.run}`')})"
     return ""
 
 
@@ -89,11 +89,5 @@ def _show_error(result: NodeResult, voice: Voice) -> None:
         if error.get(part):
             told = (voice.place if part == "where" else voice.word)(str(error[part]))
             console().print(Text(f"  {part}: {printable(told)}"), soft_wrap=True)
-    for text in _log(str(error.get("log") or ""), str(error.get("message"))):
+    for text in str(error.get("log") or "").splitlines():
         console().print(Text(f"  log: {printable(text)}"), soft_wrap=True)
-
-
-def _log(log: str, message: str) -> list[str]:
-    """Return the last lines a stage printed, without the traceback of an error that was told already."""
-    before, traceback, raised = log.rpartition("Traceback (most recent call last):")
-    return (before if traceback and raised.rstrip().endswith(message) else log).splitlines()

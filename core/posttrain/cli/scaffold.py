@@ -119,6 +119,8 @@ def _python() -> Check:
 def _packages() -> list[Check]:
     from importlib import metadata
 
+    from posttrain.registry.extras import installing_extra
+
     extras = {
         "torch": "train",
         "transformers": "train",
@@ -131,7 +133,7 @@ def _packages() -> list[Check]:
         try:
             found.append((name, True, metadata.version(name), None))
         except metadata.PackageNotFoundError:
-            found.append((name, False, "not installed", f"pip install 'posttrain[{extra}]'"))
+            found.append((name, False, "not installed", installing_extra(extra)))
     return found
 
 

@@ -117,12 +117,13 @@ class Loss:
         needs_reference: Whether it compares with a reference, whatever its options; follows from `needs`.
     """
 
-    family: ClassVar[Family]
     config: ClassVar[type[Config]] = NoOptions
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    scope: ClassVar[Scope] = Scope.MICRO_BATCH
-    metrics: ClassVar[frozenset[str] | None] = None
-    needs_reference: ClassVar[bool] = False
+    # A loss that is made of others has these from its parts: each instance its own.
+    family: Family
+    needs: frozenset[Need] = frozenset()
+    scope: Scope = Scope.MICRO_BATCH
+    metrics: frozenset[str] | None = None
+    needs_reference: bool = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

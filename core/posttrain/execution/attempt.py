@@ -146,7 +146,7 @@ def judge(attempt: Attempt, code: int, ports: frozenset[str], stop: Stop) -> Res
             "stopped as asked; its checkpoint is kept", where=str(attempt.directory), fix="posttrain resume"
         )
     if result is not None and result.status == "failed":
-        raise AttemptFailed(_account(attempt, result.error or {"message": "the stage failed"}))
+        raise AttemptFailed(_account(attempt, result))
     if stop.requested and code != 0:
         raise Interrupted(
             f"the worker {describe_exit(code)} while the run was stopping",
@@ -188,12 +188,13 @@ def _check_sealed(attempt: Attempt, output: Output) -> None:
         )
 
 
-def _account(attempt: Attempt, error: Mapping[str, Any]) -> dict[str, Any]:
+def _account(attempt: Attempt, result: Result) -> dict[str, Any]:
     """Return what the worker said of itself, with the end of its output unless the error explains itself."""
+    error = result.error or {"message": "the stage failed"}
     kind = getattr(errors, str(error.get("type")), None)
     if isinstance(kind, type) and issubclass(kind, errors.PosttrainError):
         return dict(error)
-    return {**error, "log": log_tail(attempt.log)}
+    return {**error, "log": log_tail(attempt.log, result.traceback)}
 
 
 def _no_room(attempt: Attempt) -> dict[str, Any]:
@@ -209,11 +210,14 @@ def _failed(
     return AttemptFailed({**parts, "expected": expected, "fix": None, "log": log_tail(attempt.log)})
 
 
-def log_tail(path: Path) -> str:
-    """Return the last lines of an output file."""
+def log_tail(path: Path, told: str = "") -> str:
+    """Return the last lines of an output file, without a text in it that is told already."""
     if not path.exists():
         return ""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LOG_BYTES), os.SEEK_SET)
+        file.seek(max(0, path.stat().st_size - _LOG_BYTES - len(told.encode())), os.SEEK_SET)
         text = file.read().decode(errors="replace")
+    if told:
+        before, _, after = text.rpartition(told)
+        text = before + after
     return "\n".join(text.splitlines()[-_LOG_LINES:])

@@ -68,6 +68,11 @@ def _not_installed(error: ModuleNotFoundError, targets: Sequence[str]) -> Plugin
 
 
 def _message(error: BaseException) -> str:
+    cause = error.__cause__
+    return _own(error) if cause is None else f"{_own(error)} (from {_own(cause).splitlines()[0]})"
+
+
+def _own(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

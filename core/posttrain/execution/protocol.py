@@ -58,7 +58,10 @@ class Output(_Message):
 
 
 class Result(_Message):
-    """`result.json`, written atomically as the worker's last act."""
+    """`result.json`, written atomically as the worker's last act.
+
+    `traceback` is what the worker wrote of its `error` to its log.
+    """
 
     status: Literal["ok", "failed", "stopped"]
     verdict: Verdict = Verdict.COMPLETED
@@ -67,6 +70,7 @@ class Result(_Message):
     steps: int | None = None
     summary: str = ""
     error: dict[str, Any] | None = None
+    traceback: str = ""
     versions: dict[str, str] = {}
     device: str | None = None
     threads: int | None = None

@@ -16,7 +16,7 @@ from posttrain.artifacts.files import guarded, write_durably
 from posttrain.artifacts.locks import attempt, held
 from posttrain.artifacts.manifest import digest_of
 from posttrain.contracts.runner import NodeStatus
-from posttrain.errors import StoreError
+from posttrain.errors import SpecError, StoreError
 from posttrain.execution.journal import (
     JOURNAL,
     Journal,
@@ -151,7 +151,8 @@ def find_run(workspace: Path, text: str | None = None) -> RunRecord:
     """Return the run whose id begins or ends so; the newest one for None.
 
     Raises:
-        StoreError: There is none, or more than one.
+        SpecError: None or more than one has the id.
+        StoreError: There is no run at all.
     """
     runs = list_runs(workspace)
     matching = (
@@ -160,7 +161,8 @@ def find_run(workspace: Path, text: str | None = None) -> RunRecord:
     if len(matching) == 1:
         return matching[0]
     known = ", ".join(record.run for record in (matching or runs)[-5:])
-    raise StoreError(
+    wrong = StoreError if text is None else SpecError
+    raise wrong(
         "several runs have such an id" if matching else "there is no such run",
         where=str(Path(workspace) / RUNS),
         found=text,

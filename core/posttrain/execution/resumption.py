@@ -26,7 +26,8 @@ def resumable(workspace: Path, run: str | None = None) -> RunRecord:
     """Return the run to go on with: the named one, or the newest that was interrupted, killed or failed.
 
     Raises:
-        StoreError: There is no such run, it is running or damaged, or there is nothing left to do.
+        SpecError: There is no such run.
+        StoreError: It is running or damaged, or there is nothing left to do.
     """
     record = find_run(workspace, run)
     if run is not None:

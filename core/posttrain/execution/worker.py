@@ -98,11 +98,17 @@ def execute(request: Request, stopping: Callable[[], bool], *, log: TextIO, debu
         task.discard()
         if debug:
             raise
-        log.write(redactor.text("".join(traceback.format_exception(error))))
+        told = _traceback(error, redactor)
+        log.write(told)
         log.flush()
-        return Result(
-            status="failed", error=redactor.value(explain(error, task.targets, Path(request.workspace)))
-        )
+        account = redactor.value(explain(error, task.targets, Path(request.workspace)))
+        return Result(status="failed", error=account, traceback=told)
+
+
+def _traceback(error: BaseException, redactor: Redactor) -> str:
+    """Return an error's traceback with the characters that standard error gives it."""
+    text = redactor.text("".join(traceback.format_exception(error)))
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _secrets(request: Request) -> list[str]:

@@ -7,6 +7,7 @@ Library versions, devices and threads are recorded as drift and never keyed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices, keyed, marked, semantic
 
 _LONGEST = 80
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def key_ingredients(
@@ -112,7 +114,16 @@ def _plugin_words(name: str, before: Any, after: Any) -> str:
     option, _, part = name.rpartition(".")
     if not option:
         return f"its plugins: {spelled(before)} → {spelled(after)}"
-    return f"plugin of with.{option}: {part} {spelled(before)} → {spelled(after)}"
+    return f"plugin of with.{option}: {part} {_identity(before)} → {_identity(after)}"
+
+
+def _stage_words(name: str, before: Any, after: Any) -> str:
+    return f"plugin: {name} {_identity(before)} → {_identity(after)}"
+
+
+def _identity(value: Any) -> str:
+    """Return a part of a plugin's identity, digests of its source as short as the plan shows them."""
+    return spelled(value[:8] if isinstance(value, str) and _DIGEST.fullmatch(value) else value)
 
 
 def _other_words(name: str, before: Any, after: Any) -> str:
@@ -121,7 +132,7 @@ def _other_words(name: str, before: Any, after: Any) -> str:
 
 _WORDS: Mapping[str, Callable[[str, Any, Any], str]] = {
     "config": lambda name, before, after: f"with.{name}: {spelled(before)} → {spelled(after)}",
-    "stage": lambda name, before, after: f"plugin: {name} {spelled(before)} → {spelled(after)}",
+    "stage": _stage_words,
     "components": _plugin_words,
     "sources": lambda name, before, after: f"the content of with.{name} changed",
     "inputs": lambda name, before, after: f"input {name} changed ({_digests(before)} → {_digests(after)})",

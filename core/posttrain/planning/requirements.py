@@ -14,7 +14,7 @@ from posttrain.planning.nodes import Node
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices
 from posttrain.registry.extras import installing
-from posttrain.wording import listed
+from posttrain.wording import indefinite, listed
 
 
 def shortfalls(node: Node, catalogue: Catalogue) -> Iterator[Finding]:
@@ -43,11 +43,11 @@ def _of_reward(option: str, node: Node, name: str, reward: object) -> Iterator[F
     if not (isinstance(reward, type) and issubclass(reward, ModelReward)):
         return
     if not any(port.kinds & reward.models for port in node.plugin.inputs):
-        kinds = " or ".join(sorted(kind.value for kind in reward.models))
+        kinds = indefinite(" or ".join(sorted(kind.value for kind in reward.models)))
         yield _finding(
             option,
-            f"reward `{name}` judges with a {kinds}, and `{node.uses}` has no input port that takes one",
-            f"use a reward that judges without a model, or give the stage an input port `reward` for a {kinds}",
+            f"reward `{name}` judges with {kinds}, and `{node.uses}` has no input port that takes one",
+            f"use a reward that judges without a model, or give the stage an input port `reward` for {kinds}",
         )
 
 

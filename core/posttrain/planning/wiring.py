@@ -15,7 +15,7 @@ from posttrain.planning.references import Ref
 from posttrain.planning.source import KeyPath, problem_at
 from posttrain.planning.spec import StageSpec
 from posttrain.registry.catalogue import Catalogue
-from posttrain.wording import did_you_mean, listed
+from posttrain.wording import did_you_mean, indefinite, listed
 
 Drafts = Mapping[str, list[Node]]
 
@@ -142,7 +142,7 @@ class _Wire:
         return (
             f"connect one that fits: {listed(fitting)}"
             if fitting
-            else f"add a stage that makes a {_kinds(self.port)}"
+            else f"add a stage that makes {indefinite(_kinds(self.port))}"
         )
 
     def _no_output(

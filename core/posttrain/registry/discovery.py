@@ -66,7 +66,7 @@ def discover(
         *(_extra(name, plugin) for name, plugin in extra),
     ]
     admission = Admission.read(allow, deny, os.environ)
-    entries, plugins = _settled([_loaded(candidate, admission) for candidate in candidates])
+    entries, plugins = _settled(_once([_loaded(candidate, admission) for candidate in candidates]))
     warnings = admission.unmatched(name for candidate in candidates for name in candidate.known_as)
     return Catalogue(entries, plugins, warnings)
 
@@ -153,6 +153,22 @@ def _expected_file(package: str) -> str | None:
     except (ImportError, ValueError):
         return None  # there is no such module: that is the failure being reported
     return spec.origin if spec is not None else None
+
+
+def _once(
+    loaded: Sequence[tuple[PluginStatus, Registrations]],
+) -> list[tuple[PluginStatus, Registrations]]:
+    """Keep out what is installed from a file that counts as a local one: one file is one plugin.
+
+    The local one stays, because its key is the same wherever the file is all there is.
+    """
+    named = {status.file for status, _ in loaded if status.local and status.status is Status.LOADED}
+    return [
+        (replace(status, status=Status.BLOCKED, error=f"{status.file} is named in `plugins:`"), ())
+        if not (status.local or status.builtin) and status.file and str(Path(status.file).resolve()) in named
+        else (status, registrations)
+        for status, registrations in loaded
+    ]
 
 
 def _settled(

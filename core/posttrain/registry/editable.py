@@ -22,19 +22,25 @@ _METADATA = (".egg-info", ".dist-info")
 
 
 def project_of(distribution: str | None) -> Path | None:
-    """Return the directory that an editable installation is of; None for others.
+    """Return the directory that an editable installation is of; None for others."""
+    origin, editable = installed_from(distribution)
+    return origin if editable else None
 
-    `pip install -e` leaves it in `direct_url.json` (PEP 610).
+
+def installed_from(distribution: str | None) -> tuple[Path | None, bool]:
+    """Return the directory that a distribution was installed from, if it was, and whether editably.
+
+    `pip install` leaves it in `direct_url.json` (PEP 610).
     """
     try:
         told = None if distribution is None else metadata.distribution(distribution).read_text(_DIRECT)
         origin = {} if told is None else json.loads(told)
     except (metadata.PackageNotFoundError, json.JSONDecodeError):
-        return None
+        return None, False
     url = urlsplit(str(origin.get("url", "")))
-    if url.scheme != "file" or not origin.get("dir_info", {}).get("editable"):
-        return None
-    return Path(unquote(url.path)).resolve()
+    if url.scheme != "file" or "dir_info" not in origin:
+        return None, False
+    return Path(unquote(url.path)).resolve(), bool(origin["dir_info"].get("editable"))
 
 
 def top_level(distribution: str) -> frozenset[str]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from importlib import metadata
 
+from posttrain.registry.editable import installed_from
+
 
 def installing(modules: Iterable[str]) -> str:
     """Return the command that installs modules.
@@ -15,8 +17,20 @@ def installing(modules: Iterable[str]) -> str:
     """
     missing = list(dict.fromkeys(modules))
     extras = {module: extra for module in missing if (extra := extra_with(module)) is not None}
-    own = [f"'posttrain[{','.join(dict.fromkeys(extras.values()))}]'"] if extras else []
+    own = [_with_extras(dict.fromkeys(extras.values()))] if extras else []
     return " ".join(["pip install", *own, *(module for module in missing if module not in extras)])
+
+
+def installing_extra(extra: str) -> str:
+    """Return the command that installs an extra of posttrain."""
+    return f"pip install {_with_extras([extra])}"
+
+
+def _with_extras(extras: Iterable[str]) -> str:
+    """Return posttrain with extras as pip takes it: from the directory that it was installed from, if it was."""
+    directory, editable = installed_from("posttrain")
+    kept = directory is not None and directory.is_dir()
+    return f"{'-e ' if kept and editable else ''}'{directory if kept else 'posttrain'}[{','.join(extras)}]'"
 
 
 def extra_with(module: str | None) -> str | None:

@@ -72,7 +72,7 @@ class PluginStatus:
 
     @property
     def denied(self) -> bool:
-        """Whether the allow and deny lists keep it out."""
+        """Whether it is kept out: by the allow and deny lists, or by a local plugin of the very same file."""
         return self.status is Status.BLOCKED
 
     @property

@@ -115,6 +115,9 @@ def _loss(target: Any) -> Faults:
     elif isinstance(target.family, Family):
         for need in sorted(needs - HELD[target.family]):
             yield f"it needs `{need}`, which no batch of the family {target.family} holds"
+        if target.scope is Scope.STEP and Need.MISMATCHED in needs:
+            yield f"it sees the whole step and needs `{Need.MISMATCHED}` answers, which are measured apart from it: \
+leave `scope` as it is and read them in `measure`"
     if not isinstance(target.scope, Scope):
         yield f"`scope` must be a posttrain.Scope ({', '.join(map(str, Scope))}), but is {target.scope!r:.80}"
     told = target.metrics

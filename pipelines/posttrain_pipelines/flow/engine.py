@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from posttrain.execution.environment import variables
@@ -18,7 +17,7 @@ RETRIES = 2
 SILENT = logging.CRITICAL + 1
 
 
-def load_prefect(workspace: Path) -> ModuleType:
+def load_prefect(workspace: Path) -> None:
     """Import Prefect with its home in the workspace; the environment is as before afterwards.
 
     Only telemetry stays off (`DO_NOT_TRACK`), because Prefect asks for it on every run.
@@ -35,9 +34,7 @@ def load_prefect(workspace: Path) -> ModuleType:
             "PREFECT_LOGGING_SETTINGS_PATH": str(Path(__file__).with_name("logging.yml")),
         }
     ):
-        import prefect
-
-        return prefect
+        import prefect  # noqa: F401
 
 
 @contextmanager

@@ -92,12 +92,14 @@ def _run_flow(ledger: Ledger, name: str, url: str, token: str | None) -> None:
     """Run the flow to its end; raises what Prefect raises."""
     from posttrain_pipelines.flow.engine import end_earlier_runs, load_prefect, session
 
-    prefect = load_prefect(ledger.workspace)
+    load_prefect(ledger.workspace)
+    import prefect
     from prefect.cache_policies import NO_CACHE
     from prefect.client.schemas.objects import State, StateType
     from prefect.futures import PrefectFuture
-    from prefect.task_runners import ThreadPoolTaskRunner
+    from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+    threads: TaskRunner[Any] = ThreadPoolTaskRunner()
     redactor = redactor_of(ledger.workspace / "runs" / ledger.run)
 
     def state(kind: str, name: str, message: str) -> State[None]:
@@ -110,7 +112,7 @@ def _run_flow(ledger: Ledger, name: str, url: str, token: str | None) -> None:
     @prefect.flow(
         name=name,
         flow_run_name=ledger.run,
-        task_runner=ThreadPoolTaskRunner(),
+        task_runner=threads,
         persist_result=False,
         retries=0,
         validate_parameters=False,
@@ -120,7 +122,7 @@ def _run_flow(ledger: Ledger, name: str, url: str, token: str | None) -> None:
         for node in ledger.order:
             needed = [prefect.allow_failure(futures[dependency]) for dependency in ledger.dependencies[node]]
             task = perform.with_options(name=node)
-            futures[node] = task.submit(run=run, node=node, spec=spec, wait_for=needed)
+            futures[node] = task.submit(run=run, node=node, spec=spec, wait_for=needed, return_state=False)
         for future in futures.values():
             future.wait()
         if ledger.defect is not None:

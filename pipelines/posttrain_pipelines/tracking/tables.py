@@ -32,7 +32,7 @@ def tables_of(directory: Path, node: NodeView) -> dict[str, Rows]:
         events, _ = tail_events(directory / str(attempt) / "events.jsonl", 0)
         for event in events:
             if event["type"] == "table":
-                rows = [{"step": event["step"], **row} for row in event["rows"]]
+                rows: Rows = [{"step": event["step"], **row} for row in event["rows"]]
                 found.setdefault(event["name"], {})[event["step"]] = rows
     return {name: [row for step in sorted(steps) for row in steps[step]] for name, steps in found.items()}
 

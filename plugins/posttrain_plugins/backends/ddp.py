@@ -23,9 +23,8 @@ class Ddp(Group):
 
     def wrap(self, model: Any, optimizer: Any, precision: Any = None) -> tuple[Any, Any]:
         """Put the wrapper around the model; it also gives every rank the weights of rank 0."""
-        self._wrapper = DistributedDataParallel(
-            model, find_unused_parameters=self._searches, **{_BUFFERS: False}
-        )
+        options: dict[str, Any] = {"find_unused_parameters": self._searches, _BUFFERS: False}
+        self._wrapper = DistributedDataParallel(model, **options)
         self._wrapper.require_backward_grad_sync = False
         return self._wrapper, optimizer
 
@@ -39,7 +38,7 @@ class Ddp(Group):
         averaging = last and self._wrapper is not None
         if averaging:
             self._wrapper.reducer.prepare_for_backward([loss] if self._searches else [])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if averaging and not self._searches:
             self._require_gradients()
 

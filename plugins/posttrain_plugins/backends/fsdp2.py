@@ -74,7 +74,7 @@ class Fsdp2(Group):
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Reduce and scatter with every micro-batch, so that no rank ever holds a whole gradient."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def clip(self, model: Any, limit: float) -> float:
         """Clip to the norm over all shards."""

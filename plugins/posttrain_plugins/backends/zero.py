@@ -67,7 +67,7 @@ class Zero(Group):
     def backward(self, loss: Tensor, last: bool) -> None:
         """Let the engine back-propagate and reduce as its stage does; before `wrap` there is none."""
         if self.engine is None:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return
         self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss, scale_wrt_gas=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from posttrain.contracts.callback import Training
@@ -29,10 +30,11 @@ def made(training: Training, config: TensorBoardOptions) -> Any:
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback
 
-    class Written(TensorBoardCallback):  # type: ignore[misc]  # transformers leaves it untyped
+    class Written(TensorBoardCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.tb_writer.add_text("options", f"```\n{json.dumps(options(training), indent=1)}\n```")
 
     place = directory(training, config.directory, "tensorboard")
     training.context.note(f"TensorBoard's files are in {place}")
-    return Written(SummaryWriter(log_dir=str(place)))
+    written: Callable[[SummaryWriter], Any] = Written
+    return written(SummaryWriter(log_dir=str(place)))

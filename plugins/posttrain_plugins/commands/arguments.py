@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
-from posttrain.contracts.component import Choice, Config, Uses
+from posttrain.contracts.component import Config, Uses
 from posttrain.errors import PosttrainError, SpecError
 from posttrain.planning.overrides import assign
 from posttrain.planning.problems import SpecProblems
-from posttrain.planning.source import read
 from posttrain.planning.tree import resolve_plain
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import ConfigProblems, validate_config
 from posttrain.registry.options import describe
 from posttrain.registry.validation import config_of
-from posttrain_plugins.commands.synonyms import COMMANDS
+from posttrain_plugins.commands.synonyms import CHOSEN, COMMANDS
+from posttrain_plugins.commands.values import arms_of, is_text, leaf_at, unescaped, value_of
 from posttrain_plugins.commands.wording import flagged
 from posttrain_plugins.training.elsewhere import ELSEWHERE
 
@@ -163,7 +161,7 @@ def described(model: type[Config], prefix: str = "") -> dict[str, dict[str, Any]
     for about in describe(model):
         name = f"{prefix}{about['name']}"
         found[name] = about
-        for arm in _arms(model.model_fields[about["name"]].annotation):
+        for arm in arms_of(model.model_fields[about["name"]].annotation):
             if isinstance(arm, type) and issubclass(arm, Config):
                 found |= {
                     inner: each for inner, each in described(arm, f"{name}.").items() if inner not in found
@@ -195,7 +193,8 @@ def _read(
     if negated is not None:
         return (negated,), False
     path = _known(argument.path, model, catalogue, so_far, argument.words)
-    arms = _leaf(model, path)
+    leaf = leaf_at(model, path)
+    arms = [] if leaf is None else list(arms_of(leaf.annotation))
     if not argument.words:
         if bool not in arms:
             raise SpecError("this option needs a value", where=argument.spelled)
@@ -203,14 +202,15 @@ def _read(
     many = [arm for arm in arms if (get_origin(arm) or arm) in (list, tuple)]
     alone = [arm for arm in arms if arm not in many]
     if len(argument.words) == 1 and (alone or not many or argument.words[0].startswith("[")):
-        return path, _value(argument.words[0], alone, argument.spelled)
+        word = argument.words[0]
+        return path, unescaped(word) if is_text(leaf) else value_of(word, alone, argument.spelled)
     if not many:
         found = " ".join(argument.words)
         raise SpecError(
             "this option takes one value", where=argument.spelled, found=found, fix="put it in quotes"
         )
-    inner = [arm for each in many for part in get_args(each)[:1] for arm in _arms(part)]
-    return path, [_value(word, inner, argument.spelled) for word in argument.words]
+    inner = [arm for each in many for part in get_args(each)[:1] for arm in arms_of(part)]
+    return path, [value_of(word, inner, argument.spelled) for word in argument.words]
 
 
 def _negated(argument: Argument, model: type[Config]) -> str | None:
@@ -224,7 +224,7 @@ def _negated(argument: Argument, model: type[Config]) -> str | None:
         or argument.words
     ):
         return None
-    return name if bool in _arms(model.model_fields[name].annotation) else None
+    return name if bool in arms_of(model.model_fields[name].annotation) else None
 
 
 def _known(
@@ -243,7 +243,7 @@ def _known(
     if _plain(first) not in model.model_fields:
         raise _unknown(first, model, catalogue, so_far, words)
     keyed = any(
-        (get_origin(arm) or arm) is dict for arm in _arms(model.model_fields[_plain(first)].annotation)
+        (get_origin(arm) or arm) is dict for arm in arms_of(model.model_fields[_plain(first)].annotation)
     )
     return (_plain(first), *(rest if keyed else map(_plain, rest)))
 
@@ -256,6 +256,9 @@ def _unknown(
     words: Sequence[str],
 ) -> SpecError:
     plain = _plain(name)
+    chosen_with, choices = CHOSEN.get(plain, (None, ()))
+    if words and choices and set(words) <= set(choices):
+        return SpecError(f"there is no {_MARK}{name}", fix=f"it is `{_MARK}{chosen_with} {' '.join(words)}`")
     if plain in COMMANDS or plain in ELSEWHERE:
         hint = COMMANDS.get(plain) or flagged(with_value(ELSEWHERE[plain], words))
         return SpecError(f"there is no {_MARK}{name}", fix=hint)
@@ -303,58 +306,5 @@ def _number(text: str) -> int | float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def arms(model: type[Config], name: str) -> list[Any]:
-    """Return what an option may be, without None."""
-    return list(_arms(model.model_fields[name].annotation))
-
-
 def _plain(name: str) -> str:
     return name.replace("-", "_")
-
-
-def _leaf(model: type[Config], path: Sequence[str]) -> list[Any]:
-    """Return the types that the option at a path may have; none where only its component knows."""
-    holder: type[Config] | None = model
-    annotation: Any = None
-    for part in path:
-        if holder is None or part not in holder.model_fields:
-            return []
-        annotation = holder.model_fields[part].annotation
-        holder = _nested(annotation)
-    return list(_arms(annotation))
-
-
-def _nested(annotation: Any) -> type[Config] | None:
-    models = [arm for arm in _arms(annotation) if isinstance(arm, type) and issubclass(arm, Config)]
-    return models[0] if len(models) == 1 else None
-
-
-def _arms(annotation: Any) -> Iterator[Any]:
-    """Yield what a type may be, without marks and None."""
-    if get_origin(annotation) is Annotated:
-        yield from _arms(get_args(annotation)[0])
-    elif get_origin(annotation) in (Union, types.UnionType):
-        for arm in get_args(annotation):
-            yield from _arms(arm)
-    elif hasattr(annotation, "__value__"):
-        yield from _arms(annotation.__value__)
-    elif annotation is not type(None):
-        yield annotation
-
-
-def _value(text: str, arms: Sequence[Any], where: str) -> Any:
-    """Read a value: as it stands where only text will do, else as in a pipeline file."""
-    if text[:1] in ("{", "[") and not (arms and all(arm is str for arm in arms)):
-        return read(text, where).data
-    if arms and all(map(_textual, arms)):
-        return text
-    try:
-        return resolve_plain(text)
-    except ValueError as error:
-        raise SpecError(f"this value is {error}", where=where, expected="a finite number") from error
-
-
-def _textual(arm: Any) -> bool:
-    if get_origin(arm) is Literal:
-        return all(isinstance(each, str) for each in get_args(arm))
-    return arm is str or (isinstance(arm, type) and issubclass(arm, Choice | Enum))

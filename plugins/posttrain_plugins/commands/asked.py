@@ -32,6 +32,7 @@ class Asked:
     output_dir: Path | None
     register: str | None
     plugins: tuple[str, ...]
+    cpus: int | None
     gpus: int | None
     download: bool
     words: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ _OF_FILES: Mapping[str, tuple[str, type]] = {
     "eval_dataset": ("eval_dataset", str),
     "output_dir": ("output_dir", str),
     "register": ("register", str),
+    "cpus": ("cpus", int),
     "gpus": ("gpus", int),
     "download": ("download", bool),
 }
@@ -117,8 +119,9 @@ def stages_of(
     told.conclude()
     inputs, stages, taken = _brought_in(asked, given, workspace)
     stages[TRAIN] = {"uses": trainer, "inputs": inputs, **({"with": chosen} if chosen else {})}
-    if asked.gpus is not None:
-        stages[TRAIN]["resources"] = {"gpus": asked.gpus}
+    resources = {name: value for name in ("cpus", "gpus") if (value := getattr(asked, name)) is not None}
+    if resources:
+        stages[TRAIN]["resources"] = resources
     if asked.register is not None:
         stages["promote"] = {
             "uses": "promote",

@@ -15,7 +15,7 @@ from posttrain.cli.output import Voice
 from posttrain.contracts.component import Config
 from posttrain.errors import PosttrainError
 from posttrain.planning.problems import SpecProblems
-from posttrain_plugins.commands.arguments import arms
+from posttrain_plugins.commands.values import arms_of
 from posttrain_plugins.commands.wording import Flag, flagged
 
 LOADED: Mapping[str, str] = {"model": "model", "data": "dataset", "eval": "eval_dataset"}
@@ -25,6 +25,7 @@ _PATH = re.compile(r"`?\bstages\.(train|model|data|eval)\.with((?:\.\w+)*)`?")
 _PORT = re.compile(
     r"(?<![\w.`/-])(?:train\.(model|data|eval)|(model|data|eval)\.(?:model|data|artifact))(?![\w.`/=-])"
 )
+_RESUME = re.compile(r"`posttrain resume[^`]*`|^posttrain resume$")
 _BARE = re.compile(r"`(\w+)`")
 _SHARED = "download"
 """An option of each stage that loads, and of the command itself."""
@@ -38,11 +39,13 @@ class Wording:
         verb: What was called, such as `posttrain dpo`.
         trainer: The options of the trainer.
         loaders: Those of the stages that load, by their names here.
+        copies: The model is copied out at the end, which a resumed run would not do.
     """
 
     verb: str
     trainer: type[Config]
     loaders: Mapping[str, type[Config]]
+    copies: bool = False
 
     @property
     def voice(self) -> Voice:
@@ -82,6 +85,7 @@ class Wording:
 
     def _told(self, text: str, node: str | None) -> str:
         told = _PORT.sub(self._port, _PATH.sub(self._path, text))
+        told = _RESUME.sub("the same command again", told) if self.copies else told
         return flagged(told, lambda name: self._flag(name, node)).replace(
             "`posttrain run` again", "run the command again"
         )
@@ -107,8 +111,7 @@ class Wording:
         for stage in (*own, _TRAIN, *LOADED):
             model = self.trainer if stage == _TRAIN else self.loaders[stage]
             if name in model.model_fields:
-                whole = any(
-                    arm is dict or getattr(arm, "__origin__", None) is dict for arm in arms(model, name)
-                )
+                arms = arms_of(model.model_fields[name].annotation)
+                whole = any(arm is dict or getattr(arm, "__origin__", None) is dict for arm in arms)
                 return Flag(name if stage == _TRAIN else f"{LOADED[stage]}.{name}", whole)
         return None

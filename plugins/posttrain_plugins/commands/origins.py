@@ -11,8 +11,9 @@ from typing import Any
 from posttrain.artifacts.kinds import POLICY, Kind
 from posttrain.artifacts.manifest import CONTENT
 from posttrain.artifacts.store import Store
-from posttrain.errors import DataError, SpecError, StoreError
-from posttrain_plugins.inspection.finding import NAMES, found
+from posttrain.errors import DataError, SpecError
+from posttrain.execution.naming import NAMES
+from posttrain_plugins.inspection.finding import found
 from posttrain_plugins.models.recognition import base_digest, base_stage, is_adapter
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -70,7 +71,7 @@ def brought(
         return Brought({"uses": loader, "with": {"id": text, **network, **options}})
     try:
         meant = found(text, workspace, kinds)
-    except StoreError as error:
+    except SpecError as error:
         what = "model" if kinds is MODELS else "dataset"
         raise DataError(
             f"there is no {what} of that name",

@@ -56,6 +56,11 @@ COMMANDS: Mapping[str, str] = {
 }
 """Options whose place is taken by one of the command, or of what it loads."""
 
+CHOSEN: Mapping[str, tuple[str, Collection[str]]] = {
+    "report_to": ("callbacks", frozenset({"tensorboard", "trackio", "wandb"})),
+}
+"""Options that name what another option names here in the same words, and those words."""
+
 
 @dataclass(frozen=True)
 class Given:

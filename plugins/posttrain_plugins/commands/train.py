@@ -74,6 +74,9 @@ ConfigFile = Annotated[
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugins", metavar="FILE", help="A local plugin file; may be repeated.")
 ]
+Cpus = Annotated[
+    int | None, typer.Option(min=1, help="CPU cores, and so threads, that the training may use.")
+]
 Gpus = Annotated[int | None, typer.Option(min=0, help="GPUs that the training may use.")]
 Download = Annotated[bool, typer.Option("--download", help="Let hub ids be downloaded.")]
 Print = Annotated[
@@ -108,6 +111,7 @@ def _verb(name: str | None) -> Callable[..., None]:
         register: Register = None,
         config: ConfigFile = None,
         plugins: Plugins = None,
+        cpus: Cpus = None,
         gpus: Gpus = None,
         download: Download = False,
         show: Print = False,
@@ -125,8 +129,8 @@ def _verb(name: str | None) -> Callable[..., None]:
         if help:
             _help(context, named, catalogue)
             return
-        given = (model, dataset, eval_dataset, output_dir, register, tuple(plugins or ()), gpus, download)
-        asked = with_file(Asked(*given, tuple(words)), config)
+        given = (model, dataset, eval_dataset, output_dir, register, tuple(plugins or ()))
+        asked = with_file(Asked(*given, cpus, gpus, download, tuple(words)), config)
         trainer = _trainer(named, catalogue)
         how = Manner(show, overwrite, tiny, runner, workspace.absolute(), quiet, as_json)
         _train(asked, trainer, catalogue, how)
@@ -152,6 +156,7 @@ def _train(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner) -> Non
         catalogue.stage(trainer).config,
         {"model": catalogue.stage("model.load").config}
         | dict.fromkeys(("data", "eval"), catalogue.stage("data.load").config),
+        copies=asked.output_dir is not None,
     )
     with wording.spoken():
         _carry_out(asked, trainer, catalogue, how, wording.voice)
@@ -165,9 +170,11 @@ def _called(trainer: str) -> str:
 def _carry_out(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner, voice: Voice) -> None:
     from posttrain.cli.running import perform
     from posttrain.pipeline import Pipeline, Selection
+    from posttrain_plugins.commands.columns import require_fitting
 
     stages, taken = stages_of(asked, trainer, catalogue, how.workspace)
     remark(taken)
+    require_fitting(stages, trainer, _called(trainer), catalogue)
     pipeline, selection = (
         Pipeline(stages, name=_name(trainer), plugins=asked.plugins),
         Selection(tiny=how.tiny),
@@ -191,7 +198,7 @@ def _carry_out(asked: Asked, trainer: str, catalogue: Catalogue, how: Manner, vo
         if asked.output_dir is not None and not how.as_json:
             say(
                 f"nothing was copied to {asked.output_dir}: the same command again, with what went wrong mended, goes "
-                "on from the last checkpoint and copies the model, which `posttrain resume` does not"
+                "on from the last checkpoint and copies the model"
             )
         raise
     if asked.output_dir is not None:

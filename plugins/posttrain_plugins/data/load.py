@@ -273,6 +273,13 @@ class _Planned:
     error: DataError | None = None
 
 
+def refusal(config: LoadConfig, base: Path) -> DataError | None:
+    """Return what is wrong with a small local text file; None where nothing is, or only the worker can tell."""
+    config = _absolute(config, base)
+    planned = _planned(config) if config.path is not None and Path(config.path).exists() else None
+    return None if planned is None else planned.error
+
+
 def _planned(config: LoadConfig) -> _Planned | None:
     """Return what a small local text file gives; None when it has to wait for the worker."""
     if config.path is None or not is_plain(Path(config.path)) or _left_to_the_worker(config):

@@ -66,5 +66,5 @@ def _rows(times: float, rows: int) -> str:
 
 def _rounded(number: float) -> int:
     """Round up to two digits: more would say more than is known."""
-    step = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    step: int = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / step) * step

@@ -13,9 +13,9 @@ from posttrain_plugins.data.tasks import chosen_rows
 from posttrain_plugins.evaluation.report import Item, Metric, named_figures
 from posttrain_plugins.evaluation.reporting import Progress, items_of, put_out, shares_told
 from posttrain_plugins.evaluation.steps import StepsConfig
+from posttrain_plugins.losses.process_reward.metrics import EVEN
 from posttrain_plugins.models.policy import usable_device
 from posttrain_plugins.rewards.process import ProcessScorer, StepScores
-from posttrain_plugins.trainers.prm import EVEN
 
 Rows = Mapping[str, Mapping[str, Any]]
 """Rows by their identity."""
@@ -43,7 +43,7 @@ def run(context: StageContext) -> Outcome:
 def share_of_majority(items: Iterable[Item]) -> float:
     """Return the step accuracy of one who always says the commoner label."""
     counts = [(item.good or 0, item.steps or 0) for item in items]
-    good, steps = (sum(column) for column in zip(*counts, strict=True))
+    good, steps = sum(right for right, _ in counts), sum(given for _, given in counts)
     return max(good, steps - good) / steps
 
 

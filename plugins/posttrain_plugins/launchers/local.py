@@ -218,7 +218,7 @@ class Team:
             raise
         except Exception as error:
             # What rank 0 sees of another rank's end is a broken connection.
-            failure = self._failure(PATIENCE)
+            failure = self._failure(PATIENCE if self.followers else 0)
             if failure is None:
                 raise
             raise failure from error

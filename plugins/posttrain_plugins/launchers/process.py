@@ -83,8 +83,11 @@ def _die_with(parent: int) -> None:
 
 
 def _tell(path: Path, error: BaseException) -> None:
-    known = isinstance(error, PosttrainError)
-    parts = error.as_dict() if known else {"message": f"{type(error).__name__}: {error}"}
+    parts = (
+        error.as_dict()
+        if isinstance(error, PosttrainError)
+        else {"message": f"{type(error).__name__}: {error}"}
+    )
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({**parts, "time": time.time()}))
     temporary.replace(path)

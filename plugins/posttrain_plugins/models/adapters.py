@@ -224,12 +224,14 @@ def _untie(model: PeftModel) -> None:
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = model.get_base_model().get_input_embeddings(), model.get_base_model().get_output_embeddings()
+    whole: Any = model.get_base_model()
+    layers = whole.get_input_embeddings(), whole.get_output_embeddings()
     if None in layers or not any(isinstance(layer, BaseTunerLayer) for layer in layers):
         return
-    source, head = (
+    plain: list[Any] = [
         layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers
-    )
+    ]
+    source, head = plain
     if source.weight.data_ptr() == head.weight.data_ptr():
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 

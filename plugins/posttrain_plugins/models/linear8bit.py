@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from bitsandbytes.nn import Linear8bitLt
+from bitsandbytes.nn import Int8Params, Linear8bitLt
 from torch import Tensor
 
 
-class Linear8bit(Linear8bitLt):  # type: ignore[misc]
+class Linear8bit(Linear8bitLt):
     """bitsandbytes' layer with another product: W = int8 · scale / 127 is made whole for it and forgotten again.
 
     Its own product rounds inputs to 8 bits by the largest of each row, and keeps columns whole in which any row of
     the batch has an outlier (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339).
     """
 
+    weight: Int8Params
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x Wᵀ + bias, in the precision that is asked for around it."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        product: Tensor = _Product.apply(x.to(dtype), self.weight.data, self._scale())
+        multiply: Callable[..., Tensor] = _Product.apply
+        product = multiply(x.to(dtype), self.weight.data, self._scale())
         return product if self.bias is None else product + self.bias.to(dtype)
 
     def _scale(self) -> Tensor:

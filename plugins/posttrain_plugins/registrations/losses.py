@@ -7,7 +7,12 @@ from posttrain import Registration
 _HERE = "posttrain_plugins.losses"
 
 TOKEN = [
-    Registration("nll", "Negative log-likelihood of the supervised tokens", f"{_HERE}.token.nll:Nll"),
+    Registration(
+        "nll",
+        "Negative log-likelihood of the supervised tokens",
+        f"{_HERE}.token.nll:Nll",
+        reference="https://arxiv.org/abs/2203.02155",
+    ),
     Registration(
         "label_smoothing",
         "Likelihood whose labels are partly spread over the vocabulary",

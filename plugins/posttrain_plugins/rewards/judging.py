@@ -69,7 +69,7 @@ def opened(context: StageContext, choice: Choice) -> Scorer:
     def asked(samples: Sequence[Sample]) -> list[float | None]:
         return list(reward(samples, config))
 
-    scorer = asked
+    scorer: Scorer = asked
     if isinstance(reward, ModelReward):
         given = context.inputs.get(JUDGE.name, ())
         if len(given) != 1:

@@ -28,7 +28,8 @@ PAD_ID, UNK_ID, START_ID, END_ID = range(len(SPECIAL))
 
 def tiny_llama(vocab: int, *, seed: int = 0, **options: Any) -> LlamaForCausalLM:
     """A Llama of two layers of width 16 in float32, in evaluation mode; `options` override the config."""
-    return _made(LlamaForCausalLM, vocab, seed, options)
+    made: LlamaForCausalLM = _made(LlamaForCausalLM, vocab, seed, options)
+    return made
 
 
 def tiny_judge(
@@ -40,7 +41,9 @@ def tiny_judge(
     than rounding is left of their difference.
     """
     shape, outputs = _JUDGES[kind]
-    return _made(shape, vocab, seed, {"num_labels": outputs, "initializer_range": 0.2, **options})
+    sizes = {"num_labels": outputs, "initializer_range": 0.2, **options}
+    made: LlamaForSequenceClassification | LlamaForTokenClassification = _made(shape, vocab, seed, sizes)
+    return made
 
 
 _JUDGES: Mapping[Kind, tuple[type[Any], int]] = {

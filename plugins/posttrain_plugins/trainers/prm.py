@@ -48,6 +48,7 @@ class Prm(ValuedTrainer):
     config = PrmOptions
     family = Family.PROCESS_REWARD
     kind = Kind.PROCESS_REWARD_MODEL
+    numbers = "log-odds of a right step"
     formats = frozenset({"stepwise"})
 
     def passages(self, row: Row, format: Format, needs: frozenset[Need]) -> Sequence[Passage] | str:

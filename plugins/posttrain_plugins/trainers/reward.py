@@ -53,6 +53,7 @@ class Reward(ValuedTrainer):
     config = RewardOptions
     family = Family.REWARD
     kind = Kind.REWARD_MODEL
+    numbers = "rewards"
     formats = frozenset({"preference", "scored", "ranked"})
     sequences = 2
 

@@ -42,11 +42,13 @@ class ValuedTrainer(OfflineTrainer):
 
     Class attributes:
         kind: What they put out.
+        numbers: What the numbers of such a model are, in words.
     """
 
     valued = True
     dropout = False
     kind: ClassVar[Kind]
+    numbers: ClassVar[str] = "numbers"
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -70,11 +72,11 @@ class ValuedTrainer(OfflineTrainer):
             How often they do, and out of how many.
         """
 
-    def outputs(self, config: ValuedOptions) -> tuple[Port, ...]:
+    def outputs(self, config: Any) -> tuple[Port, ...]:
         """A model of the trainer's kind, as weights or as an adapter."""
         return tuple(replace(port, kinds=frozenset({self.kind})) for port in super().outputs(config))
 
-    def predict(self, config: ValuedOptions, inputs: Inputs) -> Mapping[str, Prediction]:
+    def predict(self, config: Any, inputs: Inputs) -> Mapping[str, Prediction]:
         """Predict the input's facts with another head, and weights that are trained."""
         source = inputs["model"][0]
         unknown = {"head": None, "scores": None, "parameters": None, "missing": None, "merge": None}
@@ -86,7 +88,7 @@ class ValuedTrainer(OfflineTrainer):
             facts = facts.model_copy(update={"base": None, "adapter": None, "quantization": None})
         return dict.fromkeys(super().predict(config, inputs), Prediction(self.kind, facts))
 
-    def check(self, config: ValuedOptions, inputs: Inputs) -> Iterable[Finding]:
+    def check(self, config: Any, inputs: Inputs) -> Iterable[Finding]:
         """Report options that do not suit what training starts from."""
         yield from super().check(config, inputs)
         model = inputs["model"][0]

@@ -30,6 +30,7 @@ from posttrain_plugins.training.layouts.choice import Read
 from posttrain_plugins.training.memory import bytes_per_token, measured_tokens, recomputing
 from posttrain_plugins.training.microbatch import MicroBatch
 from posttrain_plugins.training.options import Precision, TrainingOptions, held_positions
+from posttrain_plugins.training.positions import reach, require_reach
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.tally import gather
 
@@ -69,6 +70,7 @@ def assemble(
     """
     config: TrainingOptions = context.config
     assert isinstance(context.stage, Trainer), "only trainers are assembled"
+    require_reach(reach(model), examples)
     steps, laid_out = _first(examples, order)
     asked = _asked(config, parallel)
     before = earlier(context.work, asked, parallel)

@@ -114,7 +114,7 @@ class Checkpoints:
             needed: Steps of the checkpoints that are kept as long as this one.
             parallel: The ranks, which fill one directory together.
         """
-        target = self._path(step)
+        target = self._named(step)
         write_directory(target, fill, needed, parallel)
         if parallel.rank == 0:
             self._prune(step)
@@ -129,15 +129,25 @@ class Checkpoints:
         kept = {written, *earlier[: self.limit - 1]}
         kept |= {step for one in kept for step in needs(self._path(one))}
         for step in set(self._steps()) - kept:
-            shutil.rmtree(self._path(step))
+            target = self._named(step)
+            _remove(target)
+            _remove(target.with_name(_aside(target.name)))
 
     def _steps(self) -> list[int]:
         if not self.directory.is_dir():
             return []
-        names = (path.name.removeprefix(_PREFIX) for path in self.directory.glob(f"{_PREFIX}*"))
+        whole = [path.name for path in self.directory.glob(f"{_PREFIX}*")]
+        aside = [_name_of(path) for path in self.directory.glob(_aside(f"{_PREFIX}*"))]
+        names = (name.removeprefix(_PREFIX) for name in {*whole, *aside})
         return [int(name) for name in names if name.isdigit()]
 
     def _path(self, step: int) -> Path:
+        """Return where the checkpoint of a step is: put aside, where whoever was to replace it was killed."""
+        target = self._named(step)
+        aside = target.with_name(_aside(target.name))
+        return aside if aside.is_dir() and not target.is_dir() else target
+
+    def _named(self, step: int) -> Path:
         return self.directory / f"{_PREFIX}{step:08d}"
 
 
@@ -178,13 +188,23 @@ def _publish(temporary: Path, target: Path, needed: Sequence[int]) -> None:
     for name in [*names, MANIFEST]:
         sync(temporary / name)
     sync(temporary)
-    replaced = target.with_name(f".{target.name}.old")
-    _remove(replaced)
+    replaced = target.with_name(_aside(target.name))
+    # What was put aside is all there is until something stands in its place.
     if target.is_dir():
+        _remove(replaced)
         target.rename(replaced)
     temporary.rename(target)
     sync(target.parent)
     _remove(replaced)
+
+
+def _aside(name: str) -> str:
+    """Return the name of a directory that is about to be replaced."""
+    return f".{name}.old"
+
+
+def _name_of(aside: Path) -> str:
+    return aside.name.removeprefix(".").removesuffix(".old")
 
 
 def damage(directory: Path) -> str | None:

@@ -122,7 +122,7 @@ def _keep_embeddings_exact(model: nn.Module) -> None:
     """
     from bitsandbytes import optim
 
-    manager = optim.GlobalOptimManager.get_instance()  # type: ignore[attr-defined,no-untyped-call]
+    manager = optim.GlobalOptimManager.get_instance()
     manager.initialize()
     for module in model.modules():
         if isinstance(module, nn.Embedding):

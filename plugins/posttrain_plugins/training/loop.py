@@ -83,11 +83,14 @@ class Loop(transformers.Trainer):
         evaluation: What `evaluate` does; None where there is no evaluation set.
 
     Attributes:
+        model: The policy, without what a backend wraps around it.
         companions: The callbacks of the options, whose state checkpoints keep; None where there are none.
         moving: The reference, where it follows the policy; checkpoints keep it.
         halted: Whether one of them has ended the training.
         latest: What the last step came to.
     """
+
+    model: torch.nn.Module
 
     def __init__(
         self,

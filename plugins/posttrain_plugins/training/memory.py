@@ -143,4 +143,4 @@ def measured_tokens(stepper: Stepper, taken: float, reserved: int, largest: int)
             expected=f"at least {LEAST}",
             fix="use gradient_checkpointing, adapters or a smaller model, or free memory",
         )
-    return 1 << (min(tokens, largest).bit_length() - 1 if tokens < largest else (largest - 1).bit_length())
+    return min(1 << (tokens.bit_length() - 1), 1 << (largest - 1).bit_length())

@@ -47,7 +47,7 @@ class OfflineTrainer(Trainer):
             if cls.referenced:
                 cls.inputs += (Port(LOG_PROBS, frozenset({Kind.LOG_PROBS}), optional=True),)
 
-    def shrink(self, config: TrainingOptions) -> Mapping[str, Any]:
+    def shrink(self, config: Any) -> Mapping[str, Any]:
         """Train for two small steps, evaluate after each, and leave out a schedule that does not fit into them."""
         shrunk: dict[str, Any] = dict(self.tiny)
         if config.batch_size > _TINY_BATCH:
@@ -58,12 +58,12 @@ class OfflineTrainer(Trainer):
             shrunk |= {"lr_scheduler_type": None, "lr_scheduler_kwargs": None, "warmup_steps": None}
         return shrunk
 
-    def outputs(self, config: TrainingOptions) -> tuple[Port, ...]:
+    def outputs(self, config: Any) -> tuple[Port, ...]:
         """Put out a policy: an adapter with `lora` or `peft`, else what came in; callbacks may add others."""
         kinds = frozenset({Kind.ADAPTER}) if config.adapter else POLICY
         return tuple(Port(name, kinds) for name in ("model", *_added(config)))
 
-    def predict(self, config: TrainingOptions, inputs: Inputs) -> Mapping[str, Prediction]:
+    def predict(self, config: Any, inputs: Inputs) -> Mapping[str, Prediction]:
         """Predict the input's facts with trained weights."""
         source, ports = inputs["model"][0], ("model", *_added(config))
         rounded = config.quantization and recorded(config.quantization)
@@ -75,7 +75,7 @@ class OfflineTrainer(Trainer):
         changes = {"base": base, "parameters": None, "adapter": None}
         return dict.fromkeys(ports, Prediction(Kind.ADAPTER, facts.model_copy(update=changes)))
 
-    def check(self, config: TrainingOptions, inputs: Inputs) -> Iterable[Finding]:
+    def check(self, config: Any, inputs: Inputs) -> Iterable[Finding]:
         """Report options that do not suit the model or the data."""
         model, context = inputs["model"][0], inputs["model"][0].facts.context
         if config.max_length is not None and context is not None and config.max_length > context:
@@ -113,7 +113,7 @@ class OfflineTrainer(Trainer):
                     message = f"{', '.join(ignored)} would be ignored: {data.origin} is tokenized already"
                     yield _error(port, data, message, "give it to `data.tokenize` instead")
 
-    def estimate(self, config: TrainingOptions, inputs: Inputs, gpus: int = 0) -> Estimate | None:
+    def estimate(self, config: Any, inputs: Inputs, gpus: int = 0) -> Estimate | None:
         """Estimate the memory of a rank from above."""
         found = Footprint.of(self, config, inputs["model"][0], "cuda" if gpus else "cpu")
         return None if found is None else found.estimate()

@@ -79,7 +79,7 @@ def processor(directory: Path) -> Any:
     """Return the image processor of a model directory, the one that works without torchvision."""
     from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(directory, local_files_only=True, backend="pil")  # type: ignore[no-untyped-call]
+    return AutoImageProcessor.from_pretrained(directory, local_files_only=True, backend="pil")
 
 
 def processed(directory: Path, path: Path) -> Features:

@@ -14,6 +14,8 @@ WORTHWHILE = 1 << 24
 """Multiply-adds of a product below which oneDNN's 0.3 ms for setting up each new shape cost more than it saves."""
 
 _QUICK = "bf16"
+_onednn: Any = torch.backends.mkldnn
+"""The object that torch puts in the place of the module of this name; it has more than that."""
 
 
 @contextmanager
@@ -60,7 +62,7 @@ def with_plain_products(compute: Callable[..., Tensor], *inputs: Tensor) -> Tens
         compute: Takes `inputs` and returns one tensor; both its passes are computed in one piece.
         inputs: Tensors, with or without gradient.
     """
-    if torch.backends.mkldnn.matmul.fp32_precision != _QUICK:
+    if _onednn.matmul.fp32_precision != _QUICK:
         return compute(*inputs)
     enter: Callable[..., Any] = _Plain.apply
     leave: Callable[..., Any] = _Quick.apply
@@ -73,12 +75,12 @@ class _Plain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-        torch.backends.mkldnn.matmul.fp32_precision = _plain_setting
+        _onednn.matmul.fp32_precision = _plain_setting
         return tuple(each.view_as(each) for each in inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        torch.backends.mkldnn.matmul.fp32_precision = _QUICK
+        _onednn.matmul.fp32_precision = _QUICK
         return gradients
 
 
@@ -87,27 +89,27 @@ class _Quick(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, result: Tensor) -> Tensor:
-        torch.backends.mkldnn.matmul.fp32_precision = _QUICK
+        _onednn.matmul.fp32_precision = _QUICK
         return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        torch.backends.mkldnn.matmul.fp32_precision = _plain_setting
+        _onednn.matmul.fp32_precision = _plain_setting
         return gradient
 
 
-_plain_setting = torch.backends.mkldnn.matmul.fp32_precision
+_plain_setting = _onednn.matmul.fp32_precision
 """What torch has unless it is told otherwise."""
 
 
 @contextmanager
 def _allowing() -> Iterator[None]:
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = _QUICK
+    before = _onednn.matmul.fp32_precision
+    _onednn.matmul.fp32_precision = _QUICK
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        _onednn.matmul.fp32_precision = before
 
 
 def _exact(rows: int, inner: int, columns: int) -> bool:

@@ -22,6 +22,7 @@ from posttrain_plugins.training.batches import Budget, Deal, deal
 from posttrain_plugins.training.head import Head, Wanted, unwrapped
 from posttrain_plugins.training.layouts import Layout
 from posttrain_plugins.training.microbatch import MicroBatch
+from posttrain_plugins.training.positions import reach, require_reach
 from posttrain_plugins.training.processor import quick_products
 
 
@@ -59,7 +60,8 @@ class Scorer:
     @property
     def device(self) -> torch.device:
         """Where the policy is."""
-        return self.parallel.device
+        device: torch.device = self.parallel.device
+        return device
 
     @cached_property
     def needs(self) -> frozenset[Need]:
@@ -168,6 +170,7 @@ class Scorer:
         return loss
 
     def _laid_out(self, part: Sequence[Example]) -> MicroBatch:
+        require_reach(self._reach, part)
         micro = self.layout.arrange(part, self.pad, self.device)
         assert len(micro.targets) == sum(example.predicted for example in part), (
             "the denominator must count exactly the tokens that are scored"
@@ -185,8 +188,13 @@ class Scorer:
         return quick_products(self._largest, tokens * width * width)
 
     @cached_property
+    def _reach(self) -> int | None:
+        return reach(self.model)
+
+    @cached_property
     def _largest(self) -> torch.nn.Parameter:
-        return max(self.model.parameters(), key=lambda tensor: tensor.numel() if tensor.dim() > 1 else 0)
+        parameters: Iterator[torch.nn.Parameter] = self.model.parameters()
+        return max(parameters, key=lambda tensor: tensor.numel() if tensor.dim() > 1 else 0)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,7 +79,7 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
             context.note(said)
         put_out, judged = session.conclude()
     if parallel.rank == 0:
-        save = partial(_save, context, policy, adapted)
+        save: Callable[[str, Mapping[str, Tensor]], Path] = partial(_save, context, policy, adapted)
         if trainer.valued:
             save = Keeping(context, policy, adapted, session.loop, {**figures, **judged}).save
         made = {port: save(port, weights) for port, weights in put_out.items()}

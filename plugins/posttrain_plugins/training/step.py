@@ -92,19 +92,24 @@ class Stepper(Scorer):
     def _halve(self, examples: Sequence[Example], lacking: str) -> None:
         """Halve the budget, if this rank can start the step again and there is something to halve."""
         rounds = [each for kind in self._kinds(examples) for each in self._dealt(kind).rounds]
-        largest = max(self.layout.size(part) for parts in rounds for part in parts)
-        tokens = min(self.budget.tokens, largest)
-        self.budget = replace(self.budget, tokens=tokens).half
-        self.smaller(self.budget)
-        stops = not self.parallel.repeatable
-        if stops or tokens == 1:
+        parts = [part for each in rounds for part in each]
+        tokens = min(self.budget.tokens, max(map(self.layout.size, parts)))
+        found = f"micro_batch_tokens {tokens}; {lacking.splitlines()[0] if lacking else 'no details'}"
+        if max(map(len, parts)) == 1:
             raise StageError(
                 "memory ran out",
-                where=f"a step of {len(examples)} examples" if stops else "a micro-batch of one example",
-                found=f"micro_batch_tokens {tokens}; {lacking.splitlines()[0] if lacking else 'no details'}",
-                fix="`posttrain resume` goes on from the last checkpoint with half of that"
-                if stops
-                else "use gradient_checkpointing or a shorter max_length",
+                where="a micro-batch of one example",
+                found=found,
+                fix="use gradient_checkpointing or a shorter max_length",
+            )
+        self.budget = replace(self.budget, tokens=tokens).half
+        self.smaller(self.budget)
+        if not self.parallel.repeatable:
+            raise StageError(
+                "memory ran out",
+                where=f"a step of {len(examples)} examples",
+                found=found,
+                fix="`posttrain resume` goes on from the last checkpoint with half of that",
             )
 
     def _kinds(self, examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:

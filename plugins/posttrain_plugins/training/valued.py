@@ -116,7 +116,7 @@ class Keeping:
         kept = [] if self.context.config.quantization is not None else zip(probes, after, strict=True)
         write_record(directory, scores, [replace(probe, values=tuple(values)) for probe, values in kept])
         self.context.describe(port, self._trainer.kind, facts.model_copy(update={"scores": scores}))
-        self.context.note(told(scores))
+        self.context.note(told(scores, self._trainer.numbers))
         return directory
 
     @property
@@ -202,9 +202,9 @@ def probe_of(example: Example) -> Probe:
     return Probe(tokens, places or (len(tokens) - 1,))
 
 
-def told(scores: ScoreFacts) -> str:
-    """Say what a model came to."""
-    text = f"numbers {scores.mean:.3g} ± {scores.deviation:.3g}"
+def told(scores: ScoreFacts, numbers: str) -> str:
+    """Say what a model came to, whose numbers are called so."""
+    text = f"{numbers} {scores.mean:.3g} ± {scores.deviation:.3g}"
     if scores.accuracy is None:
         return text
     rows = "held-out" if scores.held_out else "training"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from comparison import Found, Row, table
@@ -18,6 +18,8 @@ from scenarios import DEFAULT, ROW_COUNTS, SCENARIOS, VOCABULARIES, trl_grid
 MIB = 2**20
 SLACK = 1.2
 """Largest peak of memory wanted, as a multiple of what is needed."""
+FLAT = 1.05
+"""How much longer steps over a larger dataset may take and still count as the same."""
 
 
 def lines_of(page: Page, found: Found) -> list[str]:
@@ -35,7 +37,7 @@ def lines_of(page: Page, found: Found) -> list[str]:
         *_race_lines([row for row in every if row.scenario.main]),
         "",
         *([rest, "", *_race_lines(others), ""] if page.more or others else []),
-        *_shortfalls(every),
+        *_shortfalls(every, [*_heavy(found), *_slowed(found)] if page.more else []),
         "",
         *_missing(page, found),
         *_shape_lines(page),
@@ -63,7 +65,7 @@ def _method(page: Page, every: Sequence[Row]) -> list[str]:
         "Gradient: largest difference of the gradients of the first step, relative to the largest element.",
         "Memory: high-water mark of a fresh process less its resident size after imports. Rate: share of the two",
         "measured rates of matrix products that is reached on necessary operations (`flops.py` says which are),",
-        "prompts that several answers share counted once.",
+        "prompts that several answers share counted once; the lower share counts. Commit: what was measured.",
         *page.about,
     ]
 
@@ -109,9 +111,9 @@ def _span(values: Sequence[float]) -> str:
 def _race_lines(every: Iterable[Row]) -> list[str]:
     head = (
         "| shape | | posttrain | TRL's best | its setting | TRL's default | faster than best | wanted |"
-        " than default | gradient | memory of TRL's best | wanted | rate |"
+        " than default | gradient | memory of TRL's best | wanted | rate | commit |"
     )
-    return [head, "|" + "---|" * 13, *map(_race_line, every)]
+    return [head, "|" + "---|" * 14, *map(_race_line, every)]
 
 
 def _race_line(row: Row) -> str:
@@ -133,18 +135,20 @@ def _race_line(row: Row) -> str:
         memory,
         f"≤ {row.scenario.share(row.objective):g}",
         ", ".join(f"{share:.0%}" for share in row.shares),
+        f"`{row.commit[:7]}`",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _shortfalls(every: Sequence[Row]) -> list[str]:
-    short = [row for row in every if row.shortfalls]
-    if not short:
-        return ["Everything that was wanted of these is so." if every else "No race was run."]
+def _shortfalls(every: Sequence[Row], others: Sequence[str]) -> list[str]:
     lines = [
         f"- {row.scenario.name}, {OBJECTIVES[row.objective].title}: {'; '.join(row.shortfalls)}."
-        for row in short
+        for row in every
+        if row.shortfalls
     ]
+    lines += [f"- {each}." for each in others]
+    if not lines:
+        return ["Everything that was wanted of these is so." if every else "No race was run."]
     floor = (
         "Weights, gradients and Adam's two moments of the 17.3M shapes are 264 MiB on either side, so a share of memory"
         " cannot be smaller than 264 MiB of TRL's. Where the rest goes: [Training](../training.md#memory). TRL's"
@@ -183,6 +187,30 @@ def _shape_lines(page: Page) -> list[str]:
         if batches:
             lines.append(f"| {' | '.join(cells)} |")
     return ["## Shapes", "", *lines]
+
+
+def _heavy(found: Found) -> Iterator[str]:
+    """Say with which vocabularies a step takes more memory than wanted."""
+    for size in VOCABULARIES:
+        record = found.get(("vocabulary", str(size)))
+        if record is not None and record["bytes"] > SLACK * record["needed"]:
+            of = record["bytes"] / record["needed"]
+            yield f"vocabulary of {size:,}: {of:.2f} of the memory that is needed, at most {SLACK:g} wanted"
+
+
+def _slowed(found: Found) -> Iterator[str]:
+    """Say with how many rows steps are slower than with the fewest."""
+    record = found.get(("rows",))
+    if record is None:
+        return
+    steps = {
+        count: statistics.median(record["sides"][str(count)]["seconds"]["step"][1:]) for count in ROW_COUNTS
+    }
+    first = steps[ROW_COUNTS[0]]
+    for count, seconds in steps.items():
+        if seconds > FLAT * first:
+            slower = f"{seconds / first:.2f} of those with {ROW_COUNTS[0]:,} rows"
+            yield f"{count:,} rows: steps take {slower}, the same wanted"
 
 
 def _vocabulary_lines(found: Found) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from posttrain.contracts.format import Column, Format, Row
 from posttrain.errors import DataError
 from posttrain_plugins.data.formats.alpaca import Alpaca
 from posttrain_plugins.data.formats.implicit import FullPreference, HhRlhf, ImplicitPreference
-from posttrain_plugins.data.formats.inference import infer
+from posttrain_plugins.data.formats.inference import NoFormat, infer, unfit
 from posttrain_plugins.data.formats.language import Messages, Text
 from posttrain_plugins.data.formats.nicknames import meant
 from posttrain_plugins.data.formats.openai_chat import OpenAIChat, OpenAIPreference
@@ -27,6 +27,7 @@ __all__ = [
     "BUILT_IN",
     "CANONICAL",
     "FORMATS",
+    "NoFormat",
     "Schema",
     "format_of",
     "infer_format",
@@ -38,6 +39,7 @@ __all__ = [
     "row_problem",
     "schema_of",
     "type_name",
+    "unfit_for",
 ]
 
 BUILT_IN: Mapping[str, type[Format]] = {
@@ -114,6 +116,21 @@ def infer_format(schema: Mapping[str, Column], where: str, told: str | None = No
     """Recognise a built-in format from the columns of all rows.
 
     Raises:
-        DataError: No format fits, or several do.
+        NoFormat: No format fits.
+        DataError: Several do.
     """
     return infer(BUILT_IN, schema, where, told)
+
+
+def unfit_for(formats: Collection[str], error: NoFormat) -> NoFormat | None:
+    """Return an error about columns as it is for somebody who takes some formats only.
+
+    Args:
+        formats: The canonical ones that are taken.
+        error: It speaks of all formats.
+
+    Returns:
+        None where no built-in format comes to one of them.
+    """
+    fitting = {name: each for name, each in BUILT_IN.items() if (each.becomes or name) in formats}
+    return unfit(fitting, error.columns, error.where, error.found) if fitting else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from posttrain.contracts.format import Column, Format, Row
 from posttrain.errors import DataError
@@ -27,8 +27,31 @@ _LEARNED: Mapping[str, str] = {
 """What a trainer learns of the canonical formats."""
 
 
+_ELSEWHERE: Mapping[str, str] = {
+    "text": "content",
+    "messages": "conversation",
+    "prompt": "question",
+    "completion": "answer",
+    "completions": "answers",
+    "chosen": "better",
+    "rejected": "worse",
+    "gold": "best",
+    "label": "good",
+    "labels": "right",
+    "score": "points",
+    "scores": "points",
+}
+"""What columns of the canonical formats may be called elsewhere, for an example."""
+
+
 class SeveralFormats(DataError):
     """The columns fit several formats."""
+
+
+class NoFormat(DataError):
+    """The columns fit no format. `columns` are those that the rows have; empty where that is not known any more."""
+
+    columns: tuple[str, ...] = ()
 
 
 def infer(
@@ -47,7 +70,7 @@ def infer(
 
     Raises:
         SeveralFormats: Several formats fit; the one that says most of the columns is proposed first.
-        DataError: No format fits.
+        NoFormat: No format fits.
     """
     fitting = {name: set(format.columns) for name, format in formats.items() if format().fits(schema)}
     best = [name for name, own in fitting.items() if not any(own < other for other in fitting.values())]
@@ -63,21 +86,36 @@ def infer(
             found=found,
             fix=f"choose one, for example `format: {best[0]}`: {choices}; other columns travel along unused",
         )
-    lacking = [f"`{name}` lacks `{column}`" for name, column in _nearly(formats, schema)]
+    raise unfit(formats, tuple(schema), where, found)
+
+
+def unfit(
+    formats: Mapping[str, type[Format]], columns: tuple[str, ...], where: str | None, found: str | None
+) -> NoFormat:
+    """Return the error that columns fit no format, with what would make them fit.
+
+    Args:
+        formats: The formats that would do.
+        columns: The columns that the rows have.
+        where: The file or dataset.
+        found: Which rows have which columns, in words.
+    """
+    lacking = [f"`{name}` lacks `{column}`" for name, column in _nearly(formats, columns)]
     own = [f"{name}: {listed(each.columns)}" for name, each in formats.items() if each.becomes is None]
     others = [name for name, each in formats.items() if each.becomes is not None]
     needs = "; ".join([*own, *([f"or a format of other tools: {listed(others)}"] if others else [])])
-    renamed = _misspelt(formats, schema)
-    rename = f"`columns: {{{', '.join(f'{old}: {new}' for old, new in renamed.items())}}}`"
-    raise DataError(
+    renamed = _misspelt(formats, columns)
+    error = NoFormat(
         "; ".join(["the columns fit no dataset format", *lacking]),
         where=where,
         found=found,
         expected=needs,
-        fix=f"rename what is misspelt: {rename}"
+        fix=f"rename what is misspelt: {_renaming(renamed)}"
         if renamed
-        else "add what is missing, or rename columns, for example `columns: {question: prompt, answer: completion}`",
+        else f"add what is missing, or rename columns, for example {_renaming(_example(formats, columns))}",
     )
+    error.columns = columns
+    return error
 
 
 def misleading(formats: Mapping[str, type[Format]], row: Row, name: str) -> set[str]:
@@ -96,12 +134,23 @@ def misleading(formats: Mapping[str, type[Format]], row: Row, name: str) -> set[
     return {column for each in others if each().fits(schema) for column in set(each.columns) - own}
 
 
-def _misspelt(formats: Mapping[str, type[Format]], schema: Mapping[str, Column]) -> dict[str, str]:
+def _renaming(names: Mapping[str, str]) -> str:
+    return f"`columns: {{{', '.join(f'{old}: {new}' for old, new in names.items())}}}`"
+
+
+def _example(formats: Mapping[str, type[Format]], columns: Collection[str]) -> dict[str, str]:
+    """Return new names by which rows of somebody would be those of the first format of two columns or more."""
+    format = min(formats.values(), key=lambda each: (each.becomes is not None, len(each.columns) < 2))
+    missing = [column for column in format.columns if column not in columns]
+    return {_ELSEWHERE.get(column, f"my_{column}"): column for column in missing}
+
+
+def _misspelt(formats: Mapping[str, type[Format]], columns: Collection[str]) -> dict[str, str]:
     """Return the fewest new names by which the columns would be those of a canonical format of two or more."""
     found: list[tuple[int, int, dict[str, str]]] = []
     for format in formats.values():
-        missing = [column for column in format.columns if column not in schema]
-        spare = [column for column in schema if column not in format.columns]
+        missing = [column for column in format.columns if column not in columns]
+        spare = [column for column in columns if column not in format.columns]
         renamed: dict[str, str] = {}
         for column in missing:
             alike = difflib.get_close_matches(
@@ -113,10 +162,10 @@ def _misspelt(formats: Mapping[str, type[Format]], schema: Mapping[str, Column])
     return min(found, key=lambda each: each[:2])[2] if found else {}
 
 
-def _nearly(formats: Mapping[str, type[Format]], schema: Mapping[str, Column]) -> Iterator[tuple[str, str]]:
+def _nearly(formats: Mapping[str, type[Format]], columns: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the canonical formats of which one column of three or more is missing."""
     for name, format in formats.items():
-        missing = [column for column in format.columns if column not in schema]
+        missing = [column for column in format.columns if column not in columns]
         if len(missing) == 1 and len(format.columns) > 2 and format.becomes is None:
             yield name, missing[0]
 

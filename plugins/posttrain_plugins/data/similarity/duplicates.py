@@ -248,7 +248,7 @@ def _similarities(one: _Sketch, others: Sequence[_Sketch]) -> NDArray[Any]:
 
 def _library() -> Any:
     try:
-        import datasketch  # type: ignore[import-untyped]
+        import datasketch
     except ModuleNotFoundError as error:
         raise DataError(
             f"near copies are found with `{LIBRARY}`, which is not installed",

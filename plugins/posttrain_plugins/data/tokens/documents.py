@@ -14,7 +14,7 @@ from posttrain_plugins.data.tokens.packing import Piece
 from posttrain_plugins.data.tokens.token_rows import Batch, TokenRows, record_batch
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
 
 class Documents:

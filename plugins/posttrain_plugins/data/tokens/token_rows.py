@@ -30,7 +30,7 @@ from posttrain_plugins.data.rows import PROMPTS
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 TOKENS = "tokens.arrow"

@@ -28,7 +28,7 @@ from posttrain_plugins.stopping import pauses
 from posttrain_plugins.templates.encoder import Encoder
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
 T = TypeVar("T")
 R = TypeVar("R")

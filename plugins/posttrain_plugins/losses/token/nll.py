@@ -15,6 +15,8 @@ class Nll(Loss):
 
     When to use: demonstrations to be learned as they are; the plain choice for supervised fine-tuning.
 
+    Source: Ouyang et al. 2022, section 3.5 (https://arxiv.org/abs/2203.02155).
+
     Example:
         One answer whose two tokens have the probabilities 1/2 and 1/4: (ln 2 + ln 4) / 2
 

@@ -277,17 +277,17 @@ def _fill(
     linear, count = plan.wanted.linear, len(targets)
     size, block = min(plan.rows, count), block_rows(len(product.weight), targets.device)
     # Kept logits are computed in place; unit gradients are written beside logits that the next chunk overwrites.
-    chunk = None if kept is not None and not linear else product.matrix(size)
+    room = kept if kept is not None and not linear else product.matrix(size)
     blank = product.weight.new_empty(min(block, size), len(product.weight), dtype=stats.logp.dtype)
     second = torch.empty_like(blank)
     for rows in pieces(count, size):
-        raw = kept[rows] if chunk is None else chunk[: rows.stop - rows.start]
+        raw = room[rows] if room is kept else room[: rows.stop - rows.start]
         product.write(rows, raw)
         for part in pieces(len(raw), block):
             tokens = slice(rows.start + part.start, rows.start + part.stop)
             logits = product.capped(raw[part], blank[: part.stop - part.start])
-            direct = linear and kept is not None and kept.dtype == logits.dtype
-            probs = kept[tokens] if direct else second[: len(logits)]
+            direct = kept if linear and kept is not None and kept.dtype == logits.dtype else None
+            probs = second[: len(logits)] if direct is None else direct[tokens]
             own = stats.rows(tokens)
             own.measure(logits, targets[tokens], plan.wanted, probs)
             if not linear or (kept is None and pulled is None):
@@ -295,7 +295,7 @@ def _fill(
             unit_gradient(logits, probs, own, targets[tokens], product.cap)
             if kept is None:
                 raw[part] = probs
-            elif not direct:
+            elif direct is None:
                 kept[tokens] = probs
         if pulled is not None:
             torch.mm(raw, product.weight, out=pulled[rows])

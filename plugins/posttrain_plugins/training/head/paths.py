@@ -102,8 +102,9 @@ class AnalyticHead(DecoderHead):
     @staticmethod
     def fits(head: nn.Module) -> bool:
         """Tell whether a head is what `torch.nn.Linear` computes: FSDP2 swaps the class, quantization the forward."""
-        own = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
-        return own and "forward" not in vars(head) and head.weight.is_floating_point()
+        if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+            return False
+        return "forward" not in vars(head) and head.weight.is_floating_point()
 
     def score(self, head: nn.Module, rows: Tensor, targets: Tensor, wanted: Wanted) -> TokenScores:
         """See `DecoderHead`."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from posttrain.contracts.trainer import Example
 from posttrain_plugins.training.layouts.attention import attending
-from posttrain_plugins.training.layouts.layout import Flat, Integers, Layout, Placing, filled
+from posttrain_plugins.training.layouts.blocks import Integers
+from posttrain_plugins.training.layouts.layout import Flat, Layout, Placing, filled
 from posttrain_plugins.training.microbatch import MicroBatch, Segments
 
 
