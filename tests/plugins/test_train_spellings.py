@@ -166,6 +166,32 @@ def test_what_means_the_same_is_taken(tmp_path: Path, monkeypatch: pytest.Monkey
     }
 
 
+def test_an_option_goes_to_each_of_several_losses_that_has_it() -> None:
+    words = [
+        "--model_name_or_path",
+        "org/m",
+        "--dataset_name",
+        "org/d",
+        "--loss_type",
+        "sigmoid",
+        "bco_pair",
+        "sft",
+    ]
+    told = command("dpo", *words, "--loss_weights", "0.8", "0.2", "1.0", "--beta", "0.2", "--print")
+    assert told.code == 0, told.err
+    assert read(told.out, "printed").data["stages"]["train"]["with"] == {
+        "loss": [{"name": "sigmoid", "beta": 0.2}, {"name": "bco_pair", "beta": 0.2}, "sft"],
+        "loss_weights": [0.8, 0.2, 1.0],
+    }
+    one = command("dpo", *words, "--loss.0.beta", "0.3", "--print")
+    assert read(one.out, "printed").data["stages"]["train"]["with"]["loss"][:2] == [
+        {"name": "sigmoid", "beta": 0.3},
+        "bco_pair",
+    ]
+    none = command("dpo", *words, "--discopop_tau", "0.1", "--print")
+    assert none.code == 2 and "none of these has an option `discopop_tau`" in none.err, none.err
+
+
 def test_an_option_of_a_trainer_is_none_of_something_else() -> None:
     assert known(["--beta=0.3", "--lora-r", "8"], {"beta"}) == ["--beta=0.3", "--lora.r", "8"]
     assert known_options({"beta": 0.3, "lora_r": 8}, {"beta"}) == {"beta": 0.3, "lora.r": 8}

@@ -18,6 +18,7 @@ from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import ConfigProblems, validate_config
 from posttrain.registry.options import describe
 from posttrain.registry.validation import config_of
+from posttrain.wording import listed
 from posttrain_plugins.commands.synonyms import CHOSEN, COMMANDS
 from posttrain_plugins.commands.values import arms_of, is_text, leaf_at, unescaped, value_of
 from posttrain_plugins.commands.wording import flagged
@@ -88,7 +89,8 @@ def gathered(
     ):
         with told.each():
             path, value = _read(argument, model, catalogue, tree["with"])
-            assign(tree, ("with", *path), value, argument.spelled)
+            for each in _of_each(path, model, catalogue, tree["with"]):
+                assign(tree, ("with", *each), value, argument.spelled)
     made: dict[str, Any] = tree["with"]
     return made
 
@@ -211,6 +213,33 @@ def _read(
         )
     inner = [arm for each in many for part in get_args(each)[:1] for arm in arms_of(part)]
     return path, [value_of(word, inner, argument.spelled) for word in argument.words]
+
+
+def _of_each(
+    path: tuple[str, ...], model: type[Config], catalogue: Catalogue, so_far: Mapping[str, Any]
+) -> list[tuple[str, ...]]:
+    """Return where an option of a component belongs: where several are listed, to each that has it.
+
+    Raises:
+        SpecError: None of them has it.
+    """
+    option, *rest = path
+    several = so_far.get(option)
+    uses = next((mark for mark in model.model_fields[option].metadata if isinstance(mark, Uses)), None)
+    if uses is None or not isinstance(several, list) or not rest or rest[0].isdecimal():
+        return [path]
+    names = [str(each.get("name") if isinstance(each, Mapping) else each) for each in several]
+    known = catalogue.names(uses.group)
+    having = [
+        str(at)
+        for at, name in enumerate(names)
+        if name in known and rest[0] in config_of(catalogue.load(uses.group, name)).model_fields
+    ]
+    if not having and set(names) <= set(known):
+        raise SpecError(
+            f"none of these has an option `{rest[0]}`", where=_MARK + ".".join(path), found=listed(names)
+        )
+    return [(option, at, *rest) for at in having]
 
 
 def _negated(argument: Argument, model: type[Config]) -> str | None:
