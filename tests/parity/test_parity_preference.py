@@ -29,7 +29,7 @@ from helpers.trl_runs import assert_same_run, assert_same_tokens, ours, tokenize
 from torch import Tensor, nn
 
 from posttrain.artifacts.manifest import Artifact
-from posttrain.contracts.loss import Family, Need
+from posttrain.contracts.loss import Family, Need, Scope
 from posttrain.contracts.reduction import Counts, Part
 from posttrain.contracts.registration import Group
 from posttrain.contracts.trainer import Example, Scores, TokenSequence
@@ -252,11 +252,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return model_artifact(tmp_path_factory.mktemp("model"), hidden_size=32)
 
 
-CURVES: Mapping[str, tuple[dict[str, Any], dict[str, Any], int]] = {
-    "sigmoid": ({"loss": {"beta": 0.3}}, {"beta": 0.3}, 2),
-    "ipo": ({"loss": {"name": "ipo", "beta": 0.3}}, {"loss_type": ["ipo"], "beta": 0.3}, 2),
-    "hinge": ({"loss": {"name": "hinge", "beta": 0.3}}, {"loss_type": ["hinge"], "beta": 0.3}, 2),
-    "aot": ({"loss": {"name": "aot", "beta": 0.3}}, {"loss_type": ["aot"], "beta": 0.3}, 4),
+Curve = tuple[dict[str, Any], dict[str, Any], int]
+"""Options of either side, and rows of a micro-batch of trl's: those of a step where its losses mix them."""
+
+
+def curve(name: str) -> Curve:
+    options = {"beta": 0.3, **({"label_smoothing": SMOOTHED[name]} if name in SMOOTHED else {})}
+    whole = catalogue().load(Group.LOSS, name).scope is Scope.STEP
+    return {"loss": {"name": name, **options}}, {"loss_type": [name], **options}, 4 if whole else 2
+
+
+CURVES: Mapping[str, Curve] = {
+    # The shift of bco_pair follows the rewards from step to step, which trl's has not.
+    **{name: curve(name) for name in PLAIN if name != "bco_pair"},
     "mixture": (
         {
             "loss": [{"name": "sigmoid", "beta": 0.3}, {"name": "apo_zero", "beta": 0.3}, "sft"],
@@ -268,7 +276,6 @@ CURVES: Mapping[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "ld": ({"loss": {"beta": 0.3}, "ld_alpha": 0.4}, {"beta": 0.3, "ld_alpha": 0.4}, 2),
     "wpo": ({"loss": {"beta": 0.3}, "weighting": "wpo"}, {"beta": 0.3, "use_weighting": True}, 2),
 }
-"""Options of either side, and rows of a micro-batch of trl's: those of a step where its losses mix them."""
 
 
 @pytest.mark.parametrize("name", CURVES)
