@@ -54,8 +54,8 @@ class Bema(Callback):
     EMA_t = (1 − β_t) EMA_{t−1} + β_t θ_t with β_t = (ρ + γt)^{−κ}, and the average is EMA_t + α_t (θ_t − θ_τ) with
     α_t = (ρ + γt)^{−η}: a plain average lags behind, and the second term makes up for it. https://arxiv.org/abs/2508.00180
 
-    It costs twice the trained weights of memory on the CPU of rank 0. An evaluation after the last step is one of what
-    port `model` holds.
+    It keeps three copies of the trained weights on the CPU of rank 0: where they began, their average, and the
+    corrected one. An evaluation after the last step is one of what port `model` holds.
     """
 
     config = BemaOptions
