@@ -111,9 +111,8 @@ def resumed(directory: Path) -> Iterator[Measured]:
             if not first["interrupted"]:
                 raise SystemExit(f"{name}: the training was not stopped after step {stop}")
             second = in_own_process(training, parts, backend, {})["weights"]
-            found[f"stopped after step {stop}"] = max(
-                float(np.abs(second[each] - whole[each]).max()) for each in whole
-            )
+            gaps = [np.abs(second[each] - whole[each]).max() for each in whole]
+            found[f"stopped after step {stop}"] = float(np.max(gaps))
         yield measured(name, found.items(), 0.0)
 
 

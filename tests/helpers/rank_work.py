@@ -90,7 +90,7 @@ def _difference(
     }
     return {
         "names": sorted(found) == sorted(expected),
-        "apart": max(float(each) for each in apart.values()),
+        "apart": float(np.max(list(apart.values()))),
         "update": update,
         "alone": alone,
         "together": together,

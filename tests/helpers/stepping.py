@@ -177,9 +177,9 @@ def on_threads(ranks: int, work: Callable[[Thread], Any]) -> list[Any]:
 
 def apart(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     """Return the largest difference, of the largest element: of the largest update of an SGD step."""
-    largest = max(float(tensor.abs().max()) for tensor in expected)
-    pairs = zip(found, expected, strict=True)
-    return max(float((one - other).abs().max()) for one, other in pairs) / largest
+    gaps = [(one - other).abs().max() for one, other in zip(found, expected, strict=True)]
+    # Unlike Python's, torch's largest of several is no number where one of them is none.
+    return float(torch.stack(gaps).max()) / max(float(tensor.abs().max()) for tensor in expected)
 
 
 def assert_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:

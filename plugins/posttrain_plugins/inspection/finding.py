@@ -11,6 +11,7 @@ from posttrain.artifacts.manifest import Artifact
 from posttrain.artifacts.store import Store
 from posttrain.errors import SpecError
 from posttrain.execution.naming import NAMES, named
+from posttrain.wording import indefinite
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,8 @@ def _digest(what: str, store: Store, kinds: Collection[Kind]) -> tuple[str, str 
 
 
 def _nothing(what: str, kinds: Collection[Kind], found: str) -> SpecError:
-    listed = _listed(kinds)
     return SpecError(
-        f"there is neither a file nor {'an' if listed.startswith('a') else 'a'} {listed} of that name",
+        f"there is neither a file nor {indefinite(_listed(kinds))} of that name",
         where=what,
         found=found,
         expected=f"a path, {NAMES}",
