@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.training import Context, context_for, train, weights
+from helpers.contexts import catalogue, configured
+from helpers.training import Context, context_for, dataset_artifact, train, weights
 
 from posttrain.artifacts.manifest import Artifact
 from posttrain_plugins.templates.encoder import Encoder
@@ -65,6 +66,37 @@ def ours(directory: Path, uses: str, model: Artifact, rows: Any, format: str, **
     )
     train(context)
     return context
+
+
+def going_on(
+    directory: Path, uses: str, adapter: Artifact, base: Artifact, rows: Any, format: str, **options: Any
+) -> Context:
+    """Go on with an adapter of a base as `ours` trains a model."""
+    stage = catalogue().stage(uses)
+    config = configured(
+        stage,
+        batch_size=4,
+        shuffle=False,
+        micro_batch_tokens=60,
+        logging_steps=1,
+        **{**SHARED, "learning_rate": RATE.get(uses, 1e-3), **options},
+    )
+    given = {"model": [adapter], "data": [dataset_artifact(directory / "data", rows, format)]}
+    context = Context(directory / "ours", stage, config, given)
+    context.known = {base.digest: base}
+    train(context)
+    return context
+
+
+def token_rows(model: Artifact, data: list[dict[str, Any]]) -> Any:
+    """Return rows of tokens, as trl takes them, with the answers' tokens to be learned."""
+    from datasets import Dataset
+
+    encoder = Encoder.open(model.path)
+    encoded = [encoder.encode_pair(row["prompt"], row["completion"]) for row in data]
+    return Dataset.from_list(
+        [{"input_ids": row.tokens, "completion_mask": list(map(int, row.supervised))} for row in encoded]
+    )
 
 
 def assert_same_run(context: Context, directory: Path, losses: list[float], trained: torch.nn.Module) -> None:

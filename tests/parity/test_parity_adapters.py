@@ -12,23 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.contexts import catalogue, configured
 from helpers.models import as_artifact
 from helpers.training import (
-    Context,
     completion_rows,
-    dataset_artifact,
     model_artifact,
     preference_rows,
-    train,
 )
-from helpers.trl_runs import RATE, SHARED, STEPS, ours, tokenizer, trl_arguments, trl_losses
+from helpers.trl_runs import STEPS, going_on, ours, token_rows, tokenizer, trl_arguments, trl_losses
 from safetensors.torch import load_file
 
 from posttrain.artifacts.manifest import Artifact
 from posttrain_plugins.models.adapters import adapter_state, open_adapter
 from posttrain_plugins.models.policy import load_model
-from posttrain_plugins.templates.encoder import Encoder
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,15 +60,11 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Started:
 
 
 def trl_sft(directory: Path, policy: Any, base: Artifact, data: list[dict[str, Any]]) -> Any:
-    from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    encoder = Encoder.open(base.path)
-    encoded = [encoder.encode_pair(row["prompt"], row["completion"]) for row in data]
-    rows = [{"input_ids": row.tokens, "completion_mask": list(map(int, row.supervised))} for row in encoded]
     arguments = trl_arguments(SFTConfig, directory, "train.sft", 2, 2, completion_only_loss=True)
     return SFTTrainer(
-        policy, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer(base)
+        policy, arguments, train_dataset=token_rows(base, data), processing_class=tokenizer(base)
     )
 
 
@@ -110,20 +101,7 @@ def test_twenty_steps(tmp_path: Path, started: Started, uses: str):
     policy = open_adapter(load_model(started.base.path, "float32"), started.adapter.path, trainable=True)
     before = {name: tensor.clone() for name, tensor in adapter_state(policy).items()}
     losses = trl_losses(make(tmp_path / "trl", policy, started.base, data))
-    config = configured(
-        catalogue().stage(uses),
-        batch_size=4,
-        shuffle=False,
-        micro_batch_tokens=60,
-        logging_steps=1,
-        learning_rate=RATE.get(uses, 1e-3),
-        loss=loss,
-        **SHARED,
-    )
-    given = {"model": [started.adapter], "data": [dataset_artifact(tmp_path / "data", data, format)]}
-    context = Context(tmp_path / "ours", catalogue().stage(uses), config, given)
-    context.known = {started.base.digest: started.base}
-    train(context)
+    context = going_on(tmp_path, uses, started.adapter, started.base, data, format, loss=loss)
     assert len(losses) == STEPS and max(losses) - min(losses) > 0.01
     assert context.losses == pytest.approx(losses, abs=1e-5)
     found = load_file(context.output("model") / "adapter_model.safetensors")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.training import completion_rows, model_artifact, preference_rows, three_way_rows
-from helpers.trl_runs import STEPS, assert_same_run, ours, tokenizer, trl_arguments, trl_losses
+from helpers.trl_runs import STEPS, assert_same_run, ours, token_rows, tokenizer, trl_arguments, trl_losses
 
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.loss import Loss, ThreeWayBatch
@@ -276,21 +276,15 @@ def test_tpo(tmp_path: Path, model: Artifact, kind: str, theirs: dict[str, Any],
 def test_sft(
     tmp_path: Path, model: Artifact, theirs: dict[str, Any], loss: Any, rows: int, accumulation: int
 ):
-    from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     data = completion_rows(10)
-    encoder = Encoder.open(model.path)
-    encoded = [encoder.encode_pair(row["prompt"], row["completion"]) for row in data]
-    dataset = Dataset.from_list(
-        [{"input_ids": row.tokens, "completion_mask": list(map(int, row.supervised))} for row in encoded]
-    )
     policy = load_model(model.path, "float32")
     arguments = trl_arguments(
         SFTConfig, tmp_path / "trl", "train.sft", rows, accumulation, completion_only_loss=True, **theirs
     )
     trainer = SFTTrainer(
-        model=policy, args=arguments, train_dataset=dataset, processing_class=tokenizer(model)
+        model=policy, args=arguments, train_dataset=token_rows(model, data), processing_class=tokenizer(model)
     )
     losses = trl_losses(trainer)
     context = ours(tmp_path, "train.sft", model, data, "prompt_completion", loss=loss)

@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.contexts import catalogue, configured
 from helpers.models import as_artifact
-from helpers.training import Context, dataset_artifact, model_artifact, preference_rows, train
-from helpers.trl_runs import SHARED, STEPS, assert_same_run, ours, tokenizer, trl_arguments, trl_losses
+from helpers.training import model_artifact, preference_rows
+from helpers.trl_runs import STEPS, assert_same_run, going_on, ours, tokenizer, trl_arguments, trl_losses
 
 from posttrain.artifacts.kinds import Kind
 from posttrain.artifacts.manifest import Artifact
@@ -161,7 +160,8 @@ def test_twenty_steps_of_an_adapter_with_its_head(tmp_path: Path):
     opened = open_valued(artifact, first, Kind.REWARD_MODEL, trainable=True)
     trainer = trainer_of(tmp_path, opened.model, artifact, data, 1, 0.01)
     losses = trl_losses(trainer)
-    context = _continued(tmp_path, artifact, policy, data)
+    loss = {"name": "bradley_terry", "center": 0.01}
+    context = going_on(tmp_path, "train.reward", artifact, policy, data, "preference", loss=loss)
     assert len(losses) == STEPS and context.losses == pytest.approx(losses, abs=1e-5)
     mine = open_valued(
         as_artifact(context.output("model"), context.described["model"][1], kind), context, Kind.REWARD_MODEL
@@ -169,22 +169,3 @@ def test_twenty_steps_of_an_adapter_with_its_head(tmp_path: Path):
     expected = dict(opened.model.named_parameters())
     for name, tensor in mine.named_parameters():
         assert float((tensor - expected[name]).detach().abs().max()) < 1e-4, name
-
-
-def _continued(directory: Path, artifact: Artifact, policy: Artifact, data: Any) -> Any:
-    stage = catalogue().stage("train.reward")
-    config = configured(
-        stage,
-        batch_size=4,
-        shuffle=False,
-        micro_batch_tokens=60,
-        logging_steps=1,
-        learning_rate=1e-3,
-        loss={"name": "bradley_terry", "center": 0.01},
-        **SHARED,
-    )
-    given = {"model": [artifact], "data": [dataset_artifact(directory / "data", data, "preference")]}
-    context = Context(directory / "ours", stage, config, given)
-    context.known = {policy.digest: policy}
-    train(context)
-    return context

@@ -16,6 +16,7 @@ from helpers.trl_runs import (
     assert_same_run,
     assert_same_tokens,
     ours,
+    token_rows,
     tokenizer,
     trl_arguments,
     trl_losses,
@@ -39,22 +40,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.mark.parametrize(("rows", "accumulation"), [(4, 1), (2, 2)])
 def test_sft(tmp_path: Path, model: Artifact, rows: int, accumulation: int):
-    from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     data = completion_rows(10)
-    encoder = Encoder.open(model.path)
-    encoded = [encoder.encode_pair(row["prompt"], row["completion"]) for row in data]
-    dataset = Dataset.from_list(
-        [{"input_ids": row.tokens, "completion_mask": list(map(int, row.supervised))} for row in encoded]
-    )
     policy = load_model(model.path, "float32")
     trainer = SFTTrainer(
         model=policy,
         args=trl_arguments(
             SFTConfig, tmp_path / "trl", "train.sft", rows, accumulation, completion_only_loss=True
         ),
-        train_dataset=dataset,
+        train_dataset=token_rows(model, data),
         processing_class=tokenizer(model),
     )
     losses = trl_losses(trainer)
