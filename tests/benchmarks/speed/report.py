@@ -193,8 +193,7 @@ def _heavy(found: Found) -> Iterator[str]:
     """Say with which vocabularies a step takes more memory than wanted."""
     for size in VOCABULARIES:
         record = found.get(("vocabulary", str(size)))
-        if record is not None and record["bytes"] > SLACK * record["needed"]:
-            of = record["bytes"] / record["needed"]
+        if record is not None and (of := _of_needed(record)) > SLACK:
             yield f"vocabulary of {size:,}: {of:.2f} of the memory that is needed, at most {SLACK:g} wanted"
 
 
@@ -203,14 +202,22 @@ def _slowed(found: Found) -> Iterator[str]:
     record = found.get(("rows",))
     if record is None:
         return
-    steps = {
-        count: statistics.median(record["sides"][str(count)]["seconds"]["step"][1:]) for count in ROW_COUNTS
-    }
+    steps = {count: _later_step(record, count) for count in ROW_COUNTS}
     first = steps[ROW_COUNTS[0]]
     for count, seconds in steps.items():
         if seconds > FLAT * first:
             slower = f"{seconds / first:.2f} of those with {ROW_COUNTS[0]:,} rows"
             yield f"{count:,} rows: steps take {slower}, the same wanted"
+
+
+def _of_needed(record: Mapping[str, Any]) -> float:
+    of: float = record["bytes"] / record["needed"]
+    return of
+
+
+def _later_step(record: Mapping[str, Any], count: int) -> float:
+    """Return the seconds of a step after the first over a dataset of so many rows."""
+    return float(statistics.median(record["sides"][str(count)]["seconds"]["step"][1:]))
 
 
 def _vocabulary_lines(found: Found) -> list[str]:
@@ -226,7 +233,7 @@ def _vocabulary_lines(found: Found) -> list[str]:
     for size in VOCABULARIES:
         record = found.get(("vocabulary", str(size)))
         if record is not None:
-            of = record["bytes"] / record["needed"]
+            of = _of_needed(record)
             word = "" if of <= SLACK else ", **too much**"
             lines.append(
                 f"| {size:,} | {record['needed'] / MIB:.0f} MiB | {record['bytes'] / MIB:.0f} MiB | {of:.2f}{word} |"
@@ -246,8 +253,7 @@ def _count_lines(found: Found) -> list[str]:
         "|---|---|---|---|",
     ]
     for count in ROW_COUNTS:
-        side = record["sides"][str(count)]
-        step = statistics.median(side["seconds"]["step"][1:])
+        side, step = record["sides"][str(count)], _later_step(record, count)
         each = _tokens(record["batch"] * record["steps"]) / record["steps"]
         lines.append(f"| {count:,} | {step:.3f} | {each / step:,.0f} | {side['setup']:.1f} s |")
     return lines
