@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from posttrain_plugins.training.accumulation import Accumulation, under_way
 from posttrain_plugins.training.lookup import Lookup
 
 TOKENS = torch.tensor([[1, 2, 2, 0], [5, 1, 0, 0]])
@@ -34,10 +35,10 @@ def gradients(model: Tied) -> list[torch.Tensor]:
 @pytest.mark.parametrize("padding", [None, 0])
 def test_rows_come_to_the_gradient_that_torch_has(tied: bool, padding: int | None):
     plain, quick = Tied(tied, padding), Tied(tied, padding)
-    lookup = quick.embedding.forward = Lookup(quick.embedding)
+    quick.embedding.forward = Lookup(quick.embedding)
     for part in TOKENS.split(1):
         plain.loss(part).backward()
-        lookup.backward(quick.loss(part))
+        Accumulation().run(quick.loss(part))
     for expected, found in zip(gradients(plain), gradients(quick), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
@@ -52,12 +53,12 @@ def test_another_backward_pass_gets_the_dense_gradient():
 
 def test_a_backward_pass_that_fails_leaves_nothing_behind():
     model = Tied(True, None)
-    lookup = model.embedding.forward = Lookup(model.embedding)
+    model.embedding.forward = Lookup(model.embedding)
     loss = model.loss(TOKENS)
     loss.register_hook(lambda gradient: _refused())
     with pytest.raises(MemoryError):
-        lookup.backward(loss)
-    assert lookup.found is None
+        Accumulation().run(loss)
+    assert under_way() is None
 
 
 def _refused() -> torch.Tensor:

@@ -38,9 +38,9 @@ _FIXED = {
 }
 
 _PREFERRED = {
-    # A large fresh block is paid for page by page when it is first written; with huge pages a sixth as much. Logits
-    # and gradients are such blocks. glibc alone reads it.
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # A block from the system is paid for page by page when it is first written: 2 to 60 ms for the 50 MiB of a
+    # gradient, in each step, as blocks beyond 32 MiB go back at once. The heap keeps what it has. glibc alone reads it.
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824",
     # A thread that is out of work spins for a moment before it sleeps. For as long as libgomp lets it by default, it
     # takes the core from other stages and servers of the run: a step beside two others took 0.8 s, so 0.46 s. One
     # that sleeps at once is woken too late: alone a step took 0.13 s, and 0.17 s so.

@@ -11,6 +11,7 @@ from torch import Tensor
 from posttrain.contracts.backend import Place
 from posttrain.contracts.component import Config
 from posttrain_plugins.backends.whole import Whole
+from posttrain_plugins.training.accumulation import Accumulation
 from posttrain_plugins.training.lookup import Lookup
 
 
@@ -21,7 +22,6 @@ class Single(Whole):
 
     def __init__(self, place: Place | None = None, config: Config | None = None) -> None:
         self.rank, self.size = 0, 1
-        self.lookup: Lookup | None = None
 
     @cached_property
     def device(self) -> torch.device:
@@ -32,15 +32,16 @@ class Single(Whole):
         """Leave both as they are, but for where the gradient of the embedding is added."""
         embedding = model.get_input_embeddings()
         if Lookup.fits(embedding):
-            self.lookup = embedding.forward = Lookup(embedding)
+            embedding.forward = Lookup(embedding)
         return model, optimizer
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the micro-batch's gradient."""
-        if self.lookup is None:
-            torch.autograd.backward(loss)
+        if self.device.type == "cpu":
+            Accumulation().run(loss)
         else:
-            self.lookup.backward(loss)
+            # Autograd has a thread of its own for each GPU.
+            torch.autograd.backward(loss)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return it as it is."""

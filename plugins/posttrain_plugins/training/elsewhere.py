@@ -5,7 +5,7 @@ Options stand in backticks as a pipeline file spells them; a command line shows 
 
 from __future__ import annotations
 
-_BATCH = "`batch_size: 8` counts all examples of an optimizer step, and `micro_batch_tokens: 2048` bounds the memory"
+_BATCH = "`batch_size: 8` counts all examples of an optimizer step, and `micro_batch_tokens: 1024` bounds the memory"
 _EVAL_BATCH = "evaluation goes by micro_batch_tokens as training does; leave it out"
 _LENGTH = "`max_length: 1024` bounds prompt and answer together, and truncation says what is cut"
 _SYNC = "it is `reference_sync: {steps: 512, alpha: 0.6}`, an option of trainers against a reference"

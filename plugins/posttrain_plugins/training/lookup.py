@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from posttrain_plugins.training.accumulation import under_way
+
 
 class Lookup:
     """Takes the place of the forward pass of an `nn.Embedding` on a CPU.
 
     Torch makes a dense gradient of an embedding, all zeros but for the rows that were looked up, and adds it to that of
     the head where both are one matrix. With a large vocabulary this writes and reads more than the rest of the body's
-    backward pass. In a `backward` of this class the rows are added to the weight's gradient instead; in any other
-    backward pass the gradient is torch's own.
+    backward pass. In an `Accumulation` the rows are added to the weight's gradient instead; in any other backward pass
+    the gradient is torch's own.
 
     Args:
         module: The embedding; nothing about it changes but where its gradient is added.
@@ -23,7 +25,6 @@ class Lookup:
 
     def __init__(self, module: nn.Embedding) -> None:
         self.module, self.padding = module, module.padding_idx
-        self.found: list[tuple[Tensor, Tensor]] | None = None
 
     @staticmethod
     def fits(module: Any) -> bool:
@@ -42,17 +43,8 @@ class Lookup:
         found: Tensor = _Rows.apply(self.module.weight, tokens, self)  # type: ignore[no-untyped-call]
         return found
 
-    def backward(self, loss: Tensor) -> None:
-        """Back-propagate a loss whose forward pass looked tokens up here."""
-        self.found = []
-        try:
-            torch.autograd.backward(loss)
-            for tokens, rows in self.found:
-                self._add(tokens, rows)
-        finally:
-            self.found = None
-
-    def _add(self, tokens: Tensor, rows: Tensor) -> None:
+    def add(self, tokens: Tensor, rows: Tensor) -> None:
+        """Add the gradient of the rows of some tokens to the weight's."""
         weight = self.module.weight
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -63,7 +55,7 @@ class Lookup:
 
 
 class _Rows(torch.autograd.Function):
-    """An embedding that hands the gradient of its rows to whoever runs the backward pass."""
+    """An embedding whose gradient is that of the rows that were looked up."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor, owner: Lookup) -> Tensor:
@@ -75,11 +67,12 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, None, None]:
-        """Leave the rows with the owner; return a dense gradient where nobody takes them."""
+        """Have the rows added afterwards; return a dense gradient where nobody would add them."""
         (tokens,) = ctx.saved_tensors
-        if ctx.owner.found is not None:
-            ctx.owner.found.append((tokens, rows))
+        owner, accumulation = ctx.owner, under_way()
+        if accumulation is not None:
+            accumulation.after(lambda: owner.add(tokens, rows))
             return None, None, None
-        padding = -1 if ctx.owner.padding is None else ctx.owner.padding
+        padding = -1 if owner.padding is None else owner.padding
         dense = torch.ops.aten.embedding_dense_backward(rows, tokens, ctx.shape[0], padding, False)
         return dense, None, None

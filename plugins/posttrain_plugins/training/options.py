@@ -23,7 +23,7 @@ HELD = {"cpu": 192 << 20, "cuda": 1 << 30}
 """Bytes of the float32 logits of one micro-batch, by device; one example may exceed it. A CPU's matrix products are
 no faster with more, and a GPU's hardly."""
 
-TOKENS = {"cpu": 2048, "cuda": 8192}
+TOKENS = {"cpu": 1024, "cuda": 8192}
 """Tokens of a micro-batch unless told otherwise, by device: what keeps either busy without asking for much memory."""
 EVALUATION = "eval"
 """The input port, and what the names of an evaluation's metrics start with."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from posttrain_plugins.training.accumulation import begun
 from posttrain_plugins.training.head.scores import Tail, TokenScores, Wanted
 from posttrain_plugins.training.head.statistics import (
     Pull,
@@ -214,22 +215,33 @@ class Product:
 
 @dataclass(frozen=True)
 class Sink:
-    """Where gradients add up; None where none is needed."""
+    """Where gradients add up; None where none is needed.
+
+    Args:
+        product: What they are the gradients of.
+        hidden: Of the hidden states.
+        weight: Of the weight.
+        bias: Of the bias.
+        begun: The weight's is that of the micro-batches before this one, too; autograd has nothing to add.
+    """
 
     product: Product
     hidden: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
+    begun: bool
 
     @classmethod
     def of(cls, product: Product, needs: tuple[bool, ...], weight: Tensor) -> Sink:
         """Make room for the gradients that are needed; that of the weight adds up in the weight's own type."""
         hidden = torch.empty_like(product.hidden) if needs[0] else None
-        # The first product overwrites it, so only without tokens must it be zero from the start.
-        room = torch.empty if len(product.hidden) else torch.zeros
-        total = room(weight.shape, dtype=weight.dtype, device=weight.device) if needs[1] else None
         bias = torch.zeros_like(product.bias) if needs[2] and product.bias is not None else None
-        return cls(product, hidden, total, bias)
+        total = earlier = begun(weight) if needs[1] else None
+        if needs[1] and earlier is None:
+            # The first product overwrites it, so only without tokens must it be zero from the start.
+            room = torch.empty if len(product.hidden) else torch.zeros
+            total = room(weight.shape, dtype=weight.dtype, device=weight.device)
+        return cls(product, hidden, total, bias, earlier is not None)
 
     def add(self, rows: slice, block: Tensor, factor: Tensor | None, scale: float) -> None:
         """Take in the gradient `factor · block` of some tokens' scaled logits.
@@ -248,7 +260,8 @@ class Sink:
             self.bias.addmv_(block.t(), factor, alpha=scale)
         if self.weight is None:
             return
-        left, first = self.product.hidden[rows] * factor[:, None], rows.start == 0
+        left = self.product.hidden[rows] * factor[:, None]
+        first = rows.start == 0 and not self.begun
         if self.weight.dtype == block.dtype:
             self.weight.addmm_(block.t(), left, beta=0 if first else 1)
         elif first:
@@ -258,7 +271,7 @@ class Sink:
 
     def gradients(self, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of the inputs, in their types."""
-        sums = (self.hidden, self.weight, self.bias)
+        sums = (self.hidden, None if self.begun else self.weight, self.bias)
         return tuple(
             None if total is None or given is None else total.to(given.dtype)
             for total, given in zip(sums, inputs, strict=True)
@@ -274,10 +287,10 @@ def _fill(
     pulled: Tensor | None,
 ) -> None:
     """Compute all statistics, and what the backward pass is left with: `kept` [N, V] or `pulled` [N, H]."""
-    linear, count = plan.wanted.linear, len(targets)
+    units, count = plan.wanted.linear and (kept is not None or pulled is not None), len(targets)
     size, block = min(plan.rows, count), block_rows(len(product.weight), targets.device)
-    # Kept logits are computed in place; unit gradients are written beside logits that the next chunk overwrites.
-    room = kept if kept is not None and not linear else product.matrix(size)
+    # What is kept is computed in its own place: logits, or unit gradients that overwrite them block by block.
+    room = product.matrix(size) if kept is None else kept
     blank = product.weight.new_empty(min(block, size), len(product.weight), dtype=stats.logp.dtype)
     second = torch.empty_like(blank)
     for rows in pieces(count, size):
@@ -285,18 +298,15 @@ def _fill(
         product.write(rows, raw)
         for part in pieces(len(raw), block):
             tokens = slice(rows.start + part.start, rows.start + part.stop)
-            logits = product.capped(raw[part], blank[: part.stop - part.start])
-            direct = kept if linear and kept is not None and kept.dtype == logits.dtype else None
-            probs = second[: len(logits)] if direct is None else direct[tokens]
+            direct = units and raw.dtype == blank.dtype
+            logits = product.capped(raw[part], blank[: part.stop - part.start], spare=not direct)
+            probs = raw[part] if direct else second[: len(logits)]
             own = stats.rows(tokens)
             own.measure(logits, targets[tokens], plan.wanted, probs)
-            if not linear or (kept is None and pulled is None):
-                continue
-            unit_gradient(logits, probs, own, targets[tokens], product.cap)
-            if kept is None:
+            if units:
+                unit_gradient(logits, probs, own, targets[tokens], product.cap)
+            if units and not direct:
                 raw[part] = probs
-            elif direct is None:
-                kept[tokens] = probs
         if pulled is not None:
             torch.mm(raw, product.weight, out=pulled[rows])
 
