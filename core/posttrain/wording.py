@@ -26,6 +26,11 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
+def either(names: Iterable[str]) -> str:
+    """Return names any one of which would do, in alphabetical order."""
+    return " or ".join(sorted(names))
+
+
 def indefinite(noun: str) -> str:
     """Return a noun behind its article: `a model`, `an adapter`."""
     return f"{'an' if noun[:1] in 'aeio' else 'a'} {noun}"

@@ -14,6 +14,7 @@ import pytest
 from helpers.lab import Lab
 
 from posttrain.errors import ExitCode, SpecError, StageError
+from posttrain.execution import environment
 from posttrain.execution.environment import variables, with_posttrain, without_secrets, worker_environment
 from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import execute
@@ -52,6 +53,31 @@ def test_what_merely_sounds_like_a_secret_stays() -> None:
         "OLDPWD": "/", "PATH": "/bin", "SSH_AUTH_SOCK": "/s", "COMPATIBLE": "1", "PYTHONPATH": "/p",
     }  # fmt: skip
     assert without_secrets(environ) == environ
+
+
+@pytest.mark.parametrize(
+    ("library", "kept"),
+    [("glibc 2.41", True), ("glibc 2.36", True), ("glibc 2.35", False), ("musl 1.2", False), (None, False)],
+)
+def test_freed_blocks_are_kept_by_a_glibc_that_can_be_asked_to(
+    monkeypatch: pytest.MonkeyPatch, library: str | None, kept: bool
+) -> None:
+    environment._heap.cache_clear()
+    monkeypatch.setattr(os, "confstr", lambda name: library)
+    assert ("GLIBC_TUNABLES" in worker_environment({}, threads=1)) is kept
+    given = {"GLIBC_TUNABLES": "glibc.malloc.check=3"}
+    assert worker_environment(given, threads=1)["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
+    environment._heap.cache_clear()
+
+
+def test_a_system_without_a_c_library_to_ask_has_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> str:
+        raise ValueError("unrecognized configuration name")
+
+    environment._heap.cache_clear()
+    monkeypatch.setattr(os, "confstr", unknown)
+    assert "GLIBC_TUNABLES" not in worker_environment({}, threads=1)
+    environment._heap.cache_clear()
 
 
 def test_a_worker_gets_threads_devices_and_no_network() -> None:

@@ -17,6 +17,7 @@ EXPERIMENTS: dict[str, list[list[str]]] = {
     "handoffs": [[]],
     "data": [[]],
     "equality": [[]],
+    "quickstart": [[]],
 }
 """Scripts of this directory and the arguments of each run; each writes a page below `docs/evidence/`."""
 

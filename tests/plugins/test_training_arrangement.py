@@ -14,7 +14,7 @@ from helpers.training import completion_rows, context_for, model_artifact, prefe
 from posttrain.artifacts.manifest import Artifact
 from posttrain.errors import StageError
 from posttrain_plugins.backends.single import Single
-from posttrain_plugins.training import assembly, memory
+from posttrain_plugins.training import assembly, memory, way
 from posttrain_plugins.training.arrangement import FILE, Arrangement, earlier
 from posttrain_plugins.training.batches import Budget
 from posttrain_plugins.training.head import KeepHead
@@ -158,7 +158,7 @@ def test_the_bound_on_supervised_tokens_is_halved_for_a_resume_too(
         return plain(self, examples, learn)
 
     monkeypatch.setattr(Stepper, "_step", step)
-    monkeypatch.setattr(assembly, "choose_head", lambda *_: (KeepHead(), None))
+    monkeypatch.setattr(way, "choose_head", lambda *_: (KeepHead(), None))
     monkeypatch.setattr(assembly, "budget_of", lambda model, head, tokens: Budget(tokens, 64))
     kept = run(tmp_path, model, micro_batch_tokens=4096)
     half = Budget(kept["tokens"], 32)

@@ -51,6 +51,18 @@ def test_another_backward_pass_gets_the_dense_gradient():
     torch.testing.assert_close(gradients(quick)[0], gradients(plain)[0])
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_hook_on_the_weight_is_given_the_whole_gradient(tied: bool):
+    plain, quick = Tied(tied, None), Tied(tied, None)
+    quick.embedding.forward = Lookup(quick.embedding)
+    for model in (plain, quick):
+        model.embedding.weight.register_hook(lambda gradient: gradient * 2)
+    plain.loss(TOKENS).backward()
+    Accumulation().run(quick.loss(TOKENS))
+    for expected, found in zip(gradients(plain), gradients(quick), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
 def test_a_backward_pass_that_fails_leaves_nothing_behind():
     model = Tied(True, None)
     model.embedding.forward = Lookup(model.embedding)
@@ -58,7 +70,7 @@ def test_a_backward_pass_that_fails_leaves_nothing_behind():
     loss.register_hook(lambda gradient: _refused())
     with pytest.raises(MemoryError):
         Accumulation().run(loss)
-    assert under_way() is None
+    assert under_way(model.embedding.weight) is None
 
 
 def _refused() -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from posttrain.contracts.reduction import (
 from posttrain.contracts.trainer import Scores
 from posttrain.errors import StageError
 from posttrain_plugins.launchers import local
+from posttrain_plugins.training.reference import scored
 
 
 def test_rows_of_a_micro_batch_that_is_not_finite_are_named():
@@ -103,6 +105,23 @@ def test_an_example_that_does_not_fit_ends_with_an_error():
     with pytest.raises(StageError, match="memory ran out"):
         made.backward(rows)
     assert made.score.failed[tries:] == [failed] and made.budget == told[-1]
+
+
+@pytest.mark.parametrize(
+    ("passed", "where"),
+    [
+        (lambda made, rows: made.evaluate(rows), "an evaluation"),
+        (lambda made, rows: scored(made, rows, False, lambda done: None), "a pass over the reference"),
+    ],
+    ids=["evaluation", "reference"],
+)
+def test_a_pass_without_gradient_says_what_to_do(passed: Callable[..., Any], where: str):
+    made = stepper("train.sft", "nll", 512)
+    made.score = Full(made, MemoryError(), 0)
+    with pytest.raises(StageError, match="memory ran out") as caught:
+        passed(made, examples("train.sft"))
+    assert caught.value.where == where
+    assert "micro_batch_tokens" in caught.value.fix
 
 
 def test_another_error_is_no_lack_of_memory():

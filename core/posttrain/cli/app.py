@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 import typer.core
 
-from posttrain.cli import history, plugins, running, scaffold, storage
+from posttrain.cli import curves, history, plugins, running, scaffold, storage
 from posttrain.cli.output import complain, mute, print_json
 from posttrain.errors import Interrupted, PosttrainError, SpecError, StoreError
 
@@ -123,6 +123,7 @@ for _function in (
     running.plan,
     running.resume,
     history.status,
+    curves.curves,
     history.explain,
     history.diff,
     scaffold.init,

@@ -107,13 +107,8 @@ def _last_end(workspace: Path, node: str) -> NodeEnded | None:
 
 
 def _runs(workspace: Path, text: str) -> list[RunRecord]:
-    """Return the run of this id, or else all that it is a start or an end of."""
-    from posttrain.execution.records import list_runs
+    """Return the runs that a text means which is no stage's name by chance: it is not short, and has a digit."""
+    from posttrain.execution.records import matching_runs
 
-    runs = list_runs(workspace)
-    return [each for each in runs if each.run == text] or [each for each in runs if _means(text, each.run)]
-
-
-def _means(text: str, run: str) -> bool:
-    """Whether the text is a start or an end of a run's id that is no stage's name by chance."""
-    return len(text) >= 4 and any(map(str.isdecimal, text)) and (run.startswith(text) or run.endswith(text))
+    distinct = len(text) >= 4 and any(map(str.isdecimal, text))
+    return matching_runs(workspace, text) if distinct else []

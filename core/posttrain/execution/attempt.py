@@ -18,8 +18,7 @@ from posttrain import errors
 from posttrain.artifacts.sealing import read_manifest
 from posttrain.errors import Interrupted, StageError
 from posttrain.execution.blame import storage_error
-from posttrain.execution.context import EVENTS
-from posttrain.execution.journal import tail_events
+from posttrain.execution.journal import EVENTS, tail_events
 from posttrain.execution.launch import Handle
 from posttrain.execution.protocol import Output, Result
 from posttrain.execution.signals import Stop, describe_exit

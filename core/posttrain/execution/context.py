@@ -22,8 +22,8 @@ from posttrain.execution.protocol import Metrics, Note, Progress, Request, Table
 from posttrain.planning.secrets import Redactor, resolve
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import resolve as resolve_component
+from posttrain.wording import either
 
-EVENTS = "events.jsonl"
 _PROGRESS_INTERVAL = 0.2
 """Seconds between two progress events; metrics are never dropped."""
 
@@ -120,7 +120,7 @@ class WorkerContext:
                 f"output port {port!r} was given the wrong kind of artifact",
                 where=self.node,
                 found=kind,
-                expected=" or ".join(sorted(allowed.kinds)),
+                expected=either(allowed.kinds),
             )
         if not isinstance(facts, FACTS_OF[kind]):
             raise StageError(

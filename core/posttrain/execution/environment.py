@@ -38,15 +38,32 @@ _FIXED = {
 }
 
 _PREFERRED = {
-    # A block from the system is paid for page by page when it is first written: 2 to 60 ms for the 50 MiB of a
-    # gradient, in each step, as blocks beyond 32 MiB go back at once. The heap keeps what it has. glibc alone reads it.
-    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824",
     # A thread that is out of work spins for a moment before it sleeps. For as long as libgomp lets it by default, it
     # takes the core from other stages and servers of the run: a step beside two others took 0.8 s, so 0.46 s. One
     # that sleeps at once is woken too late: alone a step took 0.13 s, and 0.17 s so.
     "GOMP_SPINCOUNT": "1000",
 }
-"""What a stage gets unless the caller's environment says otherwise."""
+"""What a stage gets unless the caller's environment says otherwise; and `_heap`."""
+
+_KEEPS = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824"
+"""A block from the system is paid for page by page when it is first written: 2 to 60 ms for the 50 MiB of a gradient,
+in each step, as blocks beyond 32 MiB go back at once unless told otherwise. The heap keeps what it has, for a stage's
+life: what it took at its most."""
+_KEEPING = (2, 36)
+"""The glibc from which on that is known to work. Old ones refuse a threshold beyond 32 MiB, and would map every block
+anew that is larger than 128 KiB."""
+
+
+@cache
+def _heap() -> Mapping[str, str]:
+    """Return what has the C library keep freed blocks, if it is one that can be asked to."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (AttributeError, ValueError, OSError):
+        # Another C library, or another system.
+        return {}
+    known = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= _KEEPING
+    return {"GLIBC_TUNABLES": _KEEPS} if known else {}
 
 
 def without_secrets(
@@ -95,6 +112,7 @@ def worker_environment(
     """
     return {
         **_PREFERRED,
+        **_heap(),
         **without_secrets(environ, secrets, others),
         **_FIXED,
         "OMP_NUM_THREADS": str(threads),

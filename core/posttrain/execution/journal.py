@@ -23,6 +23,8 @@ from posttrain.contracts.stage import Level
 from posttrain.errors import StoreError
 
 JOURNAL = "journal.jsonl"
+EVENTS = "events.jsonl"
+"""What an attempt tells while it runs."""
 
 
 class _Entry(BaseModel):
@@ -163,6 +165,33 @@ def read_journal(directory: Path) -> Iterator[RunStarted | NodeStarted | NodeEnd
 def node_ends(directory: Path) -> Mapping[str, NodeEnded]:
     """Return the last end of every node of a run."""
     return {entry.node: entry for entry in read_journal(directory) if isinstance(entry, NodeEnded)}
+
+
+def events_of(attempt: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield what an attempt told of one type, in order. A last line without its end is ignored.
+
+    Args:
+        attempt: Its directory.
+        kind: The type of event.
+
+    Raises:
+        StoreError: A line is damaged.
+    """
+    path = attempt / EVENTS
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = json.loads(line)
+            wanted = event["type"] == kind
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(
+                "this record of a stage is damaged",
+                where=f"{path}:{number}",
+                found=error,
+                fix="remove the line: nothing but curves and tables depends on it",
+            ) from error
+        if wanted:
+            yield event
 
 
 def tail_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:

@@ -147,17 +147,23 @@ def list_runs(workspace: Path) -> list[RunRecord]:
     return [RunRecord(Path(workspace).absolute(), name) for name in found]
 
 
+def matching_runs(workspace: Path, text: str) -> list[RunRecord]:
+    """Return the run of this id, or else all whose id begins or ends so, oldest first."""
+    runs = list_runs(workspace)
+    return [each for each in runs if each.run == text] or [
+        each for each in runs if each.run.startswith(text) or each.run.endswith(text)
+    ]
+
+
 def find_run(workspace: Path, text: str | None = None) -> RunRecord:
-    """Return the run whose id begins or ends so; the newest one for None.
+    """Return the run that an id, its beginning or its end means; the newest one for None.
 
     Raises:
         SpecError: None or more than one has the id.
         StoreError: There is no run at all.
     """
     runs = list_runs(workspace)
-    matching = (
-        runs[-1:] if text is None else [r for r in runs if r.run.startswith(text) or r.run.endswith(text)]
-    )
+    matching = runs[-1:] if text is None else matching_runs(workspace, text)
     if len(matching) == 1:
         return matching[0]
     known = ", ".join(record.run for record in (matching or runs)[-5:])

@@ -23,7 +23,8 @@ from posttrain.contracts.stage import Outcome, Port, Stage
 from posttrain.contracts.trainer import Trainer
 from posttrain.errors import ExitCode, Interrupted, PluginError, SpecError, StageError
 from posttrain.execution.blame import explain
-from posttrain.execution.context import EVENTS, EventLog, WorkerContext
+from posttrain.execution.context import EventLog, WorkerContext
+from posttrain.execution.journal import EVENTS
 from posttrain.execution.liveness import adopt_descriptors
 from posttrain.execution.machine import take_threads, uncollected, used_device, used_threads, used_versions
 from posttrain.execution.protocol import Output, Request, Result
@@ -33,6 +34,7 @@ from posttrain.planning.secrets import Redactor
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices, validate_config
 from posttrain.registry.discovery import discover
+from posttrain.wording import either
 
 RESULT = "result.json"
 UNSTORED = os.EX_CANTCREAT
@@ -244,5 +246,5 @@ def _complete(port: Port, context: WorkerContext, request: Request) -> None:
             f"{request.uses} put a dataset of another format out of port {port.name!r}",
             where=request.node,
             found=facts.format,
-            expected=" or ".join(sorted(port.formats)),
+            expected=either(port.formats),
         )

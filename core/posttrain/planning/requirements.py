@@ -14,7 +14,7 @@ from posttrain.planning.nodes import Node
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices
 from posttrain.registry.extras import installing
-from posttrain.wording import indefinite, listed
+from posttrain.wording import either, indefinite, listed
 
 
 def shortfalls(node: Node, catalogue: Catalogue) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def _of_reward(option: str, node: Node, name: str, reward: object) -> Iterator[F
     if not (isinstance(reward, type) and issubclass(reward, ModelReward)):
         return
     if not any(port.kinds & reward.models for port in node.plugin.inputs):
-        kinds = indefinite(" or ".join(sorted(kind.value for kind in reward.models)))
+        kinds = indefinite(either(reward.models))
         yield _finding(
             option,
             f"reward `{name}` judges with {kinds}, and `{node.uses}` has no input port that takes one",

@@ -15,7 +15,7 @@ from posttrain.planning.references import Ref
 from posttrain.planning.source import KeyPath, problem_at
 from posttrain.planning.spec import StageSpec
 from posttrain.registry.catalogue import Catalogue
-from posttrain.wording import did_you_mean, indefinite, listed
+from posttrain.wording import did_you_mean, either, indefinite, listed
 
 Drafts = Mapping[str, list[Node]]
 
@@ -79,7 +79,7 @@ def _unconnected(port: Port, draft: Node, resolved: Resolved) -> SpecError:
         ("stages", draft.stage),
         f"input port `{port.name}` of stage `{draft.stage}` ({draft.uses}) is not connected",
         key=True,
-        expected=f"an artifact of kind {_kinds(port)}",
+        expected=f"an artifact of kind {either(port.kinds)}",
         fix=f"add `{port.name}: STAGE` under `inputs:`",
     )
 
@@ -124,8 +124,8 @@ class _Wire:
                     self.resolved,
                     place,
                     f"{producer.name}.{name} does not fit input port `{self.port.name}` of {self.draft.name}",
-                    found=f"{_kinds(outputs[name])} from {producer.name} ({producer.uses})",
-                    expected=f"{_kinds(self.port)} for {self.draft.name} ({self.draft.uses})",
+                    found=f"{either(outputs[name].kinds)} from {producer.name} ({producer.uses})",
+                    expected=f"{either(self.port.kinds)} for {self.draft.name} ({self.draft.uses})",
                     fix=self._other(),
                 )
             yield Reference(producer.name, name)
@@ -142,7 +142,7 @@ class _Wire:
         return (
             f"connect one that fits: {listed(fitting)}"
             if fitting
-            else f"add a stage that makes {indefinite(_kinds(self.port))}"
+            else f"add a stage that makes {indefinite(either(self.port.kinds))}"
         )
 
     def _no_output(
@@ -188,7 +188,3 @@ def _selected(reference: Ref, producers: list[Node], resolved: Resolved, place: 
             expected=f"one of {names}",
         )
     return matching
-
-
-def _kinds(port: Port) -> str:
-    return " or ".join(sorted(port.kinds))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from posttrain.execution.journal import tail_events
+from posttrain.execution.journal import events_of
 from posttrain_pipelines.tracking.view import NodeView
 
 Point = tuple[str, int]
@@ -45,9 +44,9 @@ def measures_of(directory: Path, node: NodeView) -> Measures:
     """
     found = Measures()
     for attempt in sorted(set(node.attempts)):
-        for step, values, moment in _streamed(directory / str(attempt)):
-            for name, value in values.items():
-                found.add(name, step, value, moment)
+        for event in events_of(directory / str(attempt), "metrics"):
+            for name, value in event["values"].items():
+                found.add(name, event["step"], value, event["time"])
     for name, value in node.figures.items():
         found.add(f"final/{name}", node.attempt, value, node.ended or node.started)
     return found
@@ -58,8 +57,3 @@ def metric_name(name: str) -> str:
     plain = _OTHER.sub("_", name)[:249]
     names_itself = plain == posixpath.normpath(plain) and plain[0] not in "./"
     return plain if names_itself else "_" + re.sub(r"[./]", "_", plain)
-
-
-def _streamed(attempt: Path) -> list[tuple[int, Mapping[str, float], float]]:
-    events, _ = tail_events(attempt / "events.jsonl", 0)
-    return [(event["step"], event["values"], event["time"]) for event in events if event["type"] == "metrics"]

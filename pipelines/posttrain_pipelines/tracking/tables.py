@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.execution.journal import tail_events
+from posttrain.execution.journal import events_of
 from posttrain_pipelines.tracking.view import NodeView
 
 TAG = "posttrain.table."
@@ -29,11 +29,9 @@ def tables_of(directory: Path, node: NodeView) -> dict[str, Rows]:
     """
     found: dict[str, dict[int, Rows]] = {}
     for attempt in sorted(set(node.attempts)):
-        events, _ = tail_events(directory / str(attempt) / "events.jsonl", 0)
-        for event in events:
-            if event["type"] == "table":
-                rows: Rows = [{"step": event["step"], **row} for row in event["rows"]]
-                found.setdefault(event["name"], {})[event["step"]] = rows
+        for event in events_of(directory / str(attempt), "table"):
+            rows: Rows = [{"step": event["step"], **row} for row in event["rows"]]
+            found.setdefault(event["name"], {})[event["step"]] = rows
     return {name: [row for step in sorted(steps) for row in steps[step]] for name, steps in found.items()}
 
 

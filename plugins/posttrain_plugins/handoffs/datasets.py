@@ -8,6 +8,7 @@ from posttrain.contracts.rule import Rule, Site
 from posttrain.contracts.stage import Finding, Input, Level
 from posttrain.contracts.trainer import Trainer
 from posttrain.errors import DataError
+from posttrain.wording import either
 from posttrain_plugins.handoffs.lineage import datasets, policies, short, trained_on, trainings
 from posttrain_plugins.handoffs.preferences import flawed
 
@@ -37,7 +38,7 @@ class DatasetFormat(Rule):
             format = data.facts.format
             if not allowed or format in allowed:
                 continue
-            expected = " or ".join(f"`{each}`" for each in sorted(allowed))
+            expected = either(f"`{each}`" for each in allowed)
             if format is None:
                 yield self.unknown(f"whether {data.origin} has the format {expected} is not known yet", name)
                 continue

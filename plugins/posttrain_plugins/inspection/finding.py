@@ -11,7 +11,7 @@ from posttrain.artifacts.manifest import Artifact
 from posttrain.artifacts.store import Store
 from posttrain.errors import SpecError
 from posttrain.execution.naming import NAMES, named
-from posttrain.wording import indefinite
+from posttrain.wording import either, indefinite
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def found(what: str, workspace: Path, kinds: Collection[Kind]) -> Found:
     artifact = store.get(digest)
     if artifact.kind not in kinds:
         raise SpecError(
-            "this artifact is of another kind", where=what, found=artifact.ref, expected=_listed(kinds)
+            "this artifact is of another kind", where=what, found=artifact.ref, expected=either(kinds)
         )
     return Found(artifact, origin)
 
@@ -77,13 +77,9 @@ def _digest(what: str, store: Store, kinds: Collection[Kind]) -> tuple[str, str 
 
 def _nothing(what: str, kinds: Collection[Kind], found: str) -> SpecError:
     return SpecError(
-        f"there is neither a file nor {indefinite(_listed(kinds))} of that name",
+        f"there is neither a file nor {indefinite(either(kinds))} of that name",
         where=what,
         found=found,
         expected=f"a path, {NAMES}",
         fix="check the name, or give the store's directory with `--workspace`",
     )
-
-
-def _listed(kinds: Collection[Kind]) -> str:
-    return " or ".join(sorted(kind.value for kind in kinds))

@@ -1,7 +1,7 @@
 """Backward passes that add gradients where they belong, instead of making them, handing them on and adding them.
 
 A weight of a large vocabulary's size has a gradient of the same size. Made anew for each micro-batch, it would be there
-twice and be written and read once more.
+twice and be written and read once more. Parameters whose gradient somebody hooks on to get it through autograd.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _under_way: ContextVar[Accumulation | None] = ContextVar("accumulation", default
 
 
 class Accumulation:
-    """One backward pass, on a CPU and without anybody who waits for a parameter's gradient in its course."""
+    """One backward pass on a CPU, where autograd works in the thread that calls it."""
 
     def __init__(self) -> None:
         self._later: list[Callable[[], None]] = []
@@ -36,15 +36,13 @@ class Accumulation:
             _under_way.reset(token)
 
 
-def under_way() -> Accumulation | None:
-    """Return the pass of this kind that calls, if one does."""
+def under_way(weight: Tensor) -> Accumulation | None:
+    """Return the pass of this kind that calls, if one does and may add to the gradient of a parameter itself."""
+    if not isinstance(weight, nn.Parameter) or weight._backward_hooks or weight._post_accumulate_grad_hooks:
+        return None
     return _under_way.get()
 
 
 def begun(weight: Tensor) -> Tensor | None:
-    """Return the gradient of a parameter, if a backward pass under way may add to it."""
-    if under_way() is None or not isinstance(weight, nn.Parameter):
-        return None
-    # Whoever hooks on to a parameter's gradient expects it to come through autograd.
-    watched = weight._backward_hooks or weight._post_accumulate_grad_hooks
-    return None if watched else weight.grad
+    """Return the gradient that a parameter has so far, if a backward pass under way may add to it itself."""
+    return None if under_way(weight) is None else weight.grad

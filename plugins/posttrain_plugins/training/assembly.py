@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posttrain.contracts.backend import Parallel
 from posttrain.contracts.component import Component
@@ -15,37 +14,15 @@ from posttrain.contracts.trainer import Example, Trainer
 from posttrain.errors import StageError
 from posttrain_plugins.training.arrangement import Arrangement, described, earlier, threads
 from posttrain_plugins.training.batches import Budget, DataOrder, probe
-from posttrain_plugins.training.head import (
-    TOLERANCE,
-    Head,
-    Wanted,
-    budget_of,
-    choose_head,
-    choose_value_head,
-    unwrapped,
-    vocabulary_of,
-)
-from posttrain_plugins.training.layouts import LAYOUTS, Layout, choose_layout
-from posttrain_plugins.training.layouts.choice import Read
+from posttrain_plugins.training.head import budget_of, unwrapped, vocabulary_of
 from posttrain_plugins.training.memory import bytes_per_token, measured_tokens, recomputing
-from posttrain_plugins.training.microbatch import MicroBatch
-from posttrain_plugins.training.options import Precision, TrainingOptions, held_positions
+from posttrain_plugins.training.options import TrainingOptions, held_positions
 from posttrain_plugins.training.positions import reach, require_reach
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.tally import gather
+from posttrain_plugins.training.way import KEPT, PRECISIONS, STEPS, Trial, Way
 
 Steps = list[list[Example]]
-STEPS = 8
-"""Steps whose lengths the choice of a layout rests on."""
-KEPT = 1 << 30
-"""Bytes of logits that are kept for the backward pass; more, of one long example, are computed again, a part at a
-time."""
-PRECISIONS: Mapping[Precision, torch.dtype | None] = {
-    "float32": None,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-"""What autocast computes in."""
 
 
 def assemble(
@@ -78,15 +55,19 @@ def assemble(
         torch.set_num_threads(before.threads)
     tried = probe(examples)
     _require_whole(parallel, tried)
-    head, layout = _chosen(context, model, parallel, laid_out, tried, pad, before)
+    trial = Trial(tried, laid_out, pad, parallel.device, config.precision)
+    layout, kept = (config.layout, KEPT) if before is None else (before.layout, before.kept)
+    way = trial.way(model, layout, kept, context.stage.valued)
+    _require_same(parallel, type(way.head).__name__, way.layout.name)
+    _tell(context, model, way)
     stepper = Stepper(
         model=model,
         trainer=context.stage,
         loss=loss,
         pad=pad,
         budget=Budget(1),
-        head=head,
-        layout=layout,
+        head=way.head,
+        layout=way.layout,
         parallel=parallel,
         precision=PRECISIONS[config.precision],
         config=config,
@@ -132,48 +113,12 @@ def bounded(stepper: Stepper, tokens: int) -> Budget:
     return Budget(budget.tokens, min(held, budget.supervised or held))
 
 
-def _chosen(
-    context: StageContext,
-    model: Any,
-    parallel: Parallel,
-    steps: Sequence[Sequence[Example]],
-    tried: Sequence[Example],
-    pad: int,
-    before: Arrangement | None,
-) -> tuple[Head, Layout]:
-    """Choose head and layout, the same on every rank, and tell where these are not the fastest."""
-    config: TrainingOptions = context.config
-    tolerance = TOLERANCE[config.precision != "float32"]
-    kept = KEPT if before is None else before.kept
-    wanted = config.layout if before is None else before.layout
-    padded = LAYOUTS["padded"].arrange(tried, pad, parallel.device)
-    with computing(parallel.device, PRECISIONS[config.precision]):
-        head, told, read = _head(context, model, padded, tolerance, kept)
-        named = None if wanted == "auto" else wanted
-        layout, why = choose_layout(model, steps, tried, tolerance, named, read)
-    _require_same(parallel, type(head).__name__, layout.name)
+def _tell(context: StageContext, model: Any, way: Way) -> None:
+    """Warn of what is slower than it could be, and of what is left out."""
     router = "the model's config asks for a loss of its router, which is not added to this training's"
     routed = getattr(unwrapped(model).config, "output_router_logits", False)
-    for text in filter(None, (told, why, router if routed else None)):
+    for text in (*way.told, *([router] if routed else [])):
         context.note(text, Level.WARNING)
-    return head, layout
-
-
-def _head(
-    context: StageContext, model: Any, padded: MicroBatch, tolerance: float, kept: int
-) -> tuple[Head, str | None, Read | None]:
-    """Choose the head, and say how a layout is to be compared with each sequence alone."""
-    assert isinstance(context.stage, Trainer), "only trainers are assembled"
-    if not context.stage.valued:
-        return *choose_head(model, padded, tolerance, kept), None
-    head = choose_value_head(model, padded)
-
-    def read(model: Any, micro: MicroBatch) -> Tensor:
-        value = head(model, micro, Wanted()).value
-        assert value is not None, "such a head gives numbers"
-        return value
-
-    return head, None, read
 
 
 def _require_whole(parallel: Parallel, tried: Sequence[Example]) -> None:
@@ -242,8 +187,3 @@ def _shrinking(context: StageContext, made: Arrangement, parallel: Parallel) -> 
             )
 
     return shrink
-
-
-def computing(device: torch.device, precision: torch.dtype | None) -> torch.autocast:
-    """Return a context that computes in a precision; None: as the weights are."""
-    return torch.autocast(device.type, dtype=precision or torch.bfloat16, enabled=precision is not None)

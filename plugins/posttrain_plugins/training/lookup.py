@@ -69,7 +69,8 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, None, None]:
         """Have the rows added afterwards; return a dense gradient where nobody would add them."""
         (tokens,) = ctx.saved_tensors
-        owner, accumulation = ctx.owner, under_way()
+        owner = ctx.owner
+        accumulation = under_way(owner.module.weight)
         if accumulation is not None:
             accumulation.after(lambda: owner.add(tokens, rows))
             return None, None, None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +40,29 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+@contextmanager
+def short_of_memory(where: str) -> Iterator[None]:
+    """Say what to do where memory runs out in a pass without gradient.
+
+    Args:
+        where: What the pass is for.
+
+    Raises:
+        StageError: Memory ran out.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise StageError(
+            "memory ran out",
+            where=where,
+            found=str(error).partition("\n")[0] or "no details",
+            fix="lower micro_batch_tokens, or max_length where a micro-batch is one example already",
+        ) from error
+
+
 def free(device: torch.device) -> int:
     """Return the bytes that this process may still take.
 
@@ -45,6 +71,7 @@ def free(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    _give_back()
     found = [*_host(), *_container()]
     if not found:
         raise StageError(
@@ -53,6 +80,13 @@ def free(device: torch.device) -> int:
             fix="give a number of tokens",
         )
     return min(found)
+
+
+def _give_back() -> None:
+    """Have the C library return the blocks that it keeps for later: they would count as taken."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _host() -> list[int]:

@@ -19,6 +19,7 @@ from posttrain.contracts.loss import Need
 from posttrain.contracts.trainer import Example
 from posttrain.errors import StageError
 from posttrain_plugins.training.checkpoints import damage, write_directory
+from posttrain_plugins.training.memory import short_of_memory
 from posttrain_plugins.training.step import Stepper
 
 LOG_PROBS = "log_probs.safetensors"
@@ -55,8 +56,13 @@ def reference_log_probs(
 
 
 def scored(stepper: Stepper, examples: Sequence[Example], tokens: bool, pause: Pause) -> dict[int, Tensor]:
-    """Return the log-probs of each row's answers: of each token by itself, or their sums."""
-    return (stepper.log_probs if tokens else stepper.totals)(examples, pause)
+    """Return the log-probs of each row's answers: of each token by itself, or their sums.
+
+    Raises:
+        StageError: Memory ran out.
+    """
+    with short_of_memory("a pass over the reference"):
+        return (stepper.log_probs if tokens else stepper.totals)(examples, pause)
 
 
 def given_log_probs(

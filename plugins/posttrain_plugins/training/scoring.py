@@ -17,14 +17,13 @@ from posttrain_plugins.preparation.dataset import prepared_data
 from posttrain_plugins.stopping import pauses
 from posttrain_plugins.trainers.dpo import Dpo
 from posttrain_plugins.trainers.kto import Kto
-from posttrain_plugins.training.assembly import KEPT, PRECISIONS, STEPS, bounded, computing
+from posttrain_plugins.training.assembly import bounded
 from posttrain_plugins.training.batches import Budget, probe
-from posttrain_plugins.training.head import TOLERANCE, choose_head
-from posttrain_plugins.training.layouts import LAYOUTS, choose_layout
 from posttrain_plugins.training.options import LOG_PROBS, TOKENS
 from posttrain_plugins.training.reference import log_probs_identity, scored, write_log_probs
 from posttrain_plugins.training.setting import deterministic
 from posttrain_plugins.training.step import Stepper
+from posttrain_plugins.training.way import PRECISIONS, STEPS, Trial
 
 READERS: Mapping[str, Trainer] = {"preference": Dpo(), "token_pairs": Dpo(), "unpaired_preference": Kto()}
 """Whose answers of a row are scored, by the dataset's format."""
@@ -65,16 +64,10 @@ def run(context: StageContext) -> Outcome:
 def _stepper(context: StageContext, policy: Policy, reader: Trainer, examples: Sequence[Example]) -> Stepper:
     """Return what scores, with head and layout chosen as a training chooses them."""
     config, model, parallel = context.config, policy.model, Single()
-    pad, precision = policy.encoder.pad_id or 0, PRECISIONS[config.precision]
-    tolerance, tried = TOLERANCE[config.precision != "float32"], probe(examples)
-    waiting = iter(examples)
+    pad, waiting = policy.encoder.pad_id or 0, iter(examples)
     steps = [[each.learned for each in islice(waiting, ROWS)] for _ in range(STEPS)]
-    padded = LAYOUTS["padded"].arrange(tried, pad, parallel.device)
-    with computing(parallel.device, precision):
-        head, told = choose_head(model, padded, tolerance, KEPT)
-        named = None if config.layout == "auto" else config.layout
-        layout, why = choose_layout(model, steps, tried, tolerance, named)
-    for text in filter(None, (told, why)):
+    way = Trial(probe(examples), steps, pad, parallel.device, config.precision).way(model, config.layout)
+    for text in way.told:
         context.note(text, Level.WARNING)
     stepper = Stepper(
         model=model,
@@ -82,10 +75,10 @@ def _stepper(context: StageContext, policy: Policy, reader: Trainer, examples: S
         loss=Component("none", Loss(), NoOptions()),
         pad=pad,
         budget=Budget(1),
-        head=head,
-        layout=layout,
+        head=way.head,
+        layout=way.layout,
         parallel=parallel,
-        precision=precision,
+        precision=PRECISIONS[config.precision],
         config=reader.config(),
     )
     stepper.budget = bounded(stepper, config.micro_batch_tokens or TOKENS[parallel.device.type])

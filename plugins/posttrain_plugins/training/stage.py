@@ -23,7 +23,7 @@ from posttrain_plugins.models.quantized import is_quantized
 from posttrain_plugins.preparation.dataset import prepared_data
 from posttrain_plugins.preparation.examples import Prepared
 from posttrain_plugins.training.adapters import POLICY_TASK, Adapted, with_adapter
-from posttrain_plugins.training.assembly import STEPS, assemble
+from posttrain_plugins.training.assembly import assemble
 from posttrain_plugins.training.batches import DataOrder, fullness
 from posttrain_plugins.training.checkpoints import Checkpoints
 from posttrain_plugins.training.companions import Companions
@@ -46,6 +46,7 @@ from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.valued import Keeping, open_trained, task_of
 from posttrain_plugins.training.vision import Vision
 from posttrain_plugins.training.watch import Watch
+from posttrain_plugins.training.way import STEPS
 
 _PROMPTED = frozenset({"messages", "prompt_completion", "preference", "three_way", "unpaired_preference"})
 """Formats whose rows begin with something that is not learned."""

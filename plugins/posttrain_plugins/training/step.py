@@ -21,7 +21,7 @@ from posttrain.contracts.trainer import Example, Scores
 from posttrain.errors import StageError
 from posttrain_plugins.models.mode import evaluating
 from posttrain_plugins.training.batches import Budget, Deal
-from posttrain_plugins.training.memory import out_of_memory
+from posttrain_plugins.training.memory import out_of_memory, short_of_memory
 from posttrain_plugins.training.randomness import Replay
 from posttrain_plugins.training.scorer import Scorer
 from posttrain_plugins.training.tally import StepResult, Tally, added
@@ -85,8 +85,11 @@ class Stepper(Scorer):
             examples: Those of all ranks.
             pause: Called on every rank after each micro-batch, with the examples that all ranks have done and the
                 number of all; may raise to stop, on all ranks at once.
+
+        Raises:
+            StageError: Memory ran out.
         """
-        with evaluating(self.model):
+        with short_of_memory("an evaluation"), evaluating(self.model):
             return self._step(examples, learn=False, pause=pause)
 
     def _halve(self, examples: Sequence[Example], lacking: str) -> None:

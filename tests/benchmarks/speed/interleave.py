@@ -14,8 +14,8 @@ from typing import Any
 from posttrain.execution.environment import worker_environment
 
 HERE = Path(__file__).parent
-OURS = "posttrain_side.py"
-"""Runs in the environment that a stage's process gets."""
+OURS = ("posttrain_side.py", "profile_side.py")
+"""Run in the environment that a stage's process gets."""
 THREADS = 2
 ROUNDS = ("reference", "step")
 """Nobody takes a step before everybody is done with the reference."""
@@ -55,7 +55,7 @@ class Side:
         commands, self._commands = os.pipe()
         self._events, events = os.pipe()
         environment = {**os.environ, **_environment(job)}
-        if script == OURS:
+        if script in OURS:
             environment = worker_environment(environment, threads=job["threads"])
         with log.open("wb") as output:
             self._process = subprocess.Popen(

@@ -27,12 +27,14 @@ from results import CLOCKS, RESULTS, WARM, Results, difference, needed, step_sec
 from scenarios import DEFAULT, ROW_COUNTS, SCENARIOS, VOCABULARIES, Scenario, trl_grid
 
 POSTTRAIN = "posttrain"
-TRL_SIDE, POSTTRAIN_SIDE = "trl_side.py", "posttrain_side.py"
-PARTS = ("grid", "race", "memory", "vocabulary", "rows")
+TRL_SIDE, POSTTRAIN_SIDE, PROFILE_SIDE = "trl_side.py", "posttrain_side.py", "profile_side.py"
+PARTS = ("grid", "race", "memory", "profile", "vocabulary", "rows")
 TRIED, PASSES = 2, 2
 """Steps that a setting of the grid is judged by, and how often each is taken; the first pass warms up."""
 FINALISTS = 2
 """Settings of the grid that take part in a race: two steps do not always tell the fastest."""
+PROFILED = 18
+"""Steps of a profile."""
 REFERENCES = 3
 """Times that the pass over the reference is repeated in a race."""
 
@@ -113,6 +115,16 @@ class Bench:
             with Jobs(self.cache, scenario, objective, TRIED + 1) as jobs:
                 measured = _alone(jobs.of("side", script, {} if ours else settings[name]))
             self._keep_peak(key, measured)
+
+    def profile(self, scenario: Scenario, objective: str) -> None:
+        """Look at what posttrain's steps hold, and what they spend their time on."""
+        key = ("profile", scenario.name, objective)
+        if self._has(key, ours=True):
+            return
+        with Jobs(self.cache, scenario, objective, PROFILED) as jobs:
+            measured = _alone(jobs.of("side", PROFILE_SIDE, {}))
+        self.results.keep(key, memory=measured["memory"], time=measured["time"])
+        _say(f"{' / '.join(key)}: {measured['memory']['resident'] / 2**20:.0f} MiB at most")
 
     def vocabulary(self, size: int) -> None:
         """Read posttrain's high-water mark with a vocabulary of this size."""
@@ -253,7 +265,7 @@ def run(asked: argparse.Namespace) -> Results:
     bench = Bench(Results(asked.results), asked.again, asked.repeats, asked.settings, asked.warm)
     for name in asked.only:
         for objective in filter(SCENARIOS[name].batch.__contains__, asked.objectives):
-            for part in ("grid", "race", "memory"):
+            for part in ("grid", "race", "memory", "profile"):
                 if part in asked.parts:
                     getattr(bench, part)(SCENARIOS[name], objective)
     if "vocabulary" in asked.parts:

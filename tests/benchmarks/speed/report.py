@@ -13,6 +13,7 @@ from materials import rows
 from measure import POSTTRAIN
 from objectives import OBJECTIVES
 from pages import PAGES, Page
+from profiles import profile_lines
 from scenarios import DEFAULT, ROW_COUNTS, SCENARIOS, VOCABULARIES, trl_grid
 
 MIB = 2**20
@@ -37,9 +38,10 @@ def lines_of(page: Page, found: Found) -> list[str]:
         *_race_lines([row for row in every if row.scenario.main]),
         "",
         *([rest, "", *_race_lines(others), ""] if page.more or others else []),
-        *_shortfalls(every, [*_heavy(found), *_slowed(found)] if page.more else []),
+        *_shortfalls(page, found, every),
         "",
         *_missing(page, found),
+        *profile_lines(page, found),
         *_shape_lines(page),
         "",
         *([*_vocabulary_lines(found), "", *_count_lines(found), ""] if page.more else []),
@@ -140,7 +142,8 @@ def _race_line(row: Row) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _shortfalls(every: Sequence[Row], others: Sequence[str]) -> list[str]:
+def _shortfalls(page: Page, found: Found, every: Sequence[Row]) -> list[str]:
+    others = [*_heavy(found), *_slowed(found)] if page.more else []
     lines = [
         f"- {row.scenario.name}, {OBJECTIVES[row.objective].title}: {'; '.join(row.shortfalls)}."
         for row in every
@@ -151,10 +154,13 @@ def _shortfalls(every: Sequence[Row], others: Sequence[str]) -> list[str]:
         return ["Everything that was wanted of these is so." if every else "No race was run."]
     floor = (
         "Weights, gradients and Adam's two moments of the 17.3M shapes are 264 MiB on either side, so a share of memory"
-        " cannot be smaller than 264 MiB of TRL's. Where the rest goes: [Training](../training.md#memory). TRL's"
-        " fastest setting often takes one row at a time and so little memory; its default takes several times as much."
+        " cannot be smaller than 264 MiB of TRL's. TRL's fastest setting often takes one row at a time and so little"
+        " memory; its default takes several times as much."
     )
-    return ["**Falls short:**", "", *lines, "", floor]
+    explained = (
+        "The [profiles](#profiles) say where memory and time go." if profile_lines(page, found) else ""
+    )
+    return ["**Falls short:**", "", *lines, "", f"{floor} {explained}".rstrip()]
 
 
 def _missing(page: Page, found: Found) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import flops
 import materials
 import measure
 import pages
+import profile_side
 import report
 import results
 from objectives import OBJECTIVES, OTHER
@@ -200,3 +202,53 @@ def test_both_sides_compute_the_same_gradient(
     assert all(
         len(race["sides"][name]["seconds"]["step"]) == 1 + results.WARM for name in ("posttrain", *names)
     )
+
+
+@pytest.mark.slow
+def test_a_profile_adds_up(tmp_path: Path) -> None:
+    kept = results.Results(tmp_path / "results.jsonl")
+    measure.Bench(kept, [], repeats=1).profile(SCENARIO, "dpo")
+    profile = kept.found["profile", "tiny", "dpo"]
+    held = profile["memory"]
+    assert held["weights"] == 4 * TINY.parameters
+    # Two pairs of answers at least, with logits for each of their tokens.
+    assert held["kept"] >= 4 * TINY.vocabulary * 4
+    assert held["resident"] == sum(size for part, size in held.items() if part != "resident") > 2**20
+    assert min(held[part] for part in ("moments", "gradients", "backward")) >= 0
+    assert min(profile["time"].values()) > 0
+
+
+def test_the_time_of_operations_goes_to_what_they_are_part_of() -> None:
+    def event(key: str, milliseconds: float, *shape: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            key=key, self_cpu_time_total=milliseconds * 1e3, input_shapes=[list(shape), []]
+        )
+
+    events = [
+        event("aten::mm", 100, 12, 32),
+        event("aten::mm", 200, 12, 16),
+        event("aten::_scaled_dot_product_flash_attention_for_cpu_backward", 50, 1, 2),
+        event("aten::_fused_adamw_", 150),
+        event("aten::mul", 10, 12, 32),
+    ]
+    assert profile_side.shares(events, 1.0, vocabulary=32) == pytest.approx(
+        {
+            "products of the head": 0.1,
+            "other products": 0.2,
+            "attention": 0.05,
+            "optimizer": 0.15,
+            "the rest": 0.5,
+        }
+    )
+
+
+def test_a_page_shows_the_profiles_of_its_objectives() -> None:
+    held = dict.fromkeys(("weights", "moments", "gradients", "kept", "backward", "other", "spare"), 2**20)
+    spent = dict.fromkeys(
+        ("products of the head", "other products", "attention", "optimizer", "the rest"), 0.2
+    )
+    record = {"commit": "0123456789ab", "memory": {**held, "resident": 7 * 2**20}, "time": spent}
+    told = "\n".join(report.lines_of(pages.SPEED, {("profile", "short-answers", "dpo"): record}))
+    assert "| short-answers | DPO | 1 | 1 | 1 | 1 | 1 | 1 | 1 | 7 | `0123456` |" in told
+    assert "| short-answers | DPO | 20% | 20% | 20% | 20% | 20% | `0123456` |" in told
+    assert "## Profiles" not in "\n".join(report.lines_of(pages.OFFLINE, {}))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from posttrain.wording import either
 from posttrain_plugins.templates.responses.parsed import Draft, Tools, shortened
 
 _KINDS: Mapping[type, set[str]] = {
@@ -108,7 +109,7 @@ def typed(text: str, name: str, key: str, tools: Tools) -> Any:
         return value
     if "string" in types:
         return text
-    wanted = " or ".join(sorted(types))
+    wanted = either(types)
     raise Malformed(f"`{key}` of `{name}` is no {wanted}: {shortened(text)}")
 
 

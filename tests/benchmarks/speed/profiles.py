@@ -1,0 +1,72 @@
+"""What steps of posttrain hold and what they spend their time on: lines for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from comparison import Found
+from objectives import OBJECTIVES
+from pages import Page
+from scenarios import SCENARIOS
+
+MIB = 2**20
+HELD = {
+    "weights": "weights",
+    "moments": "Adam's moments",
+    "gradients": "gradients of earlier micro-batches",
+    "kept": "kept by the forward pass",
+    "backward": "more in the backward pass",
+    "other": "tokenizer, rows, kernels",
+    "spare": "freed blocks, pages of libraries",
+    "resident": "in all",
+}
+SPENT = ("products of the head", "other products", "attention", "optimizer", "the rest")
+
+
+def profile_lines(page: Page, found: Found) -> list[str]:
+    """Return the section about profiles, or nothing if none was made."""
+    profiles = {
+        (name, objective): record
+        for name in SCENARIOS
+        for objective in page.objectives
+        if (record := found.get(("profile", name, objective))) is not None
+    }
+    if not profiles:
+        return []
+    return ["## Profiles", "", *_held(profiles), "", *_spent(profiles), ""]
+
+
+def _held(profiles: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[str]:
+    return [
+        "posttrain by itself. What the process held beside the imports when it held most, over the first four steps,",
+        "in MiB. What is kept grows with the micro-batch's tokens (activations) and supervised tokens (logits); the",
+        "backward pass begins with the gradient of the head, while all of it is still there. Freed blocks are kept for",
+        "the next step, and fit the less well the more steps differ in size.",
+        "",
+        f"| shape | | {' | '.join(HELD.values())} | commit |",
+        "|" + "---|" * (len(HELD) + 3),
+        *(
+            _line(key, [f"{record['memory'][part] / MIB:.0f}" for part in HELD], record)
+            for key, record in profiles.items()
+        ),
+    ]
+
+
+def _spent(profiles: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[str]:
+    return [
+        "Where the time of six later steps went. The rest is what is done element by element (norms, rotations, gates,",
+        "softmax, clipping) and what Python, torch and transformers take to call it all.",
+        "",
+        f"| shape | | {' | '.join(SPENT)} | commit |",
+        "|" + "---|" * (len(SPENT) + 3),
+        *(
+            _line(key, [f"{record['time'][part]:.0%}" for part in SPENT], record)
+            for key, record in profiles.items()
+        ),
+    ]
+
+
+def _line(key: tuple[str, str], cells: list[str], record: Mapping[str, Any]) -> str:
+    name, objective = key
+    return f"| {name} | {OBJECTIVES[objective].title} | {' | '.join(cells)} | `{record['commit'][:7]}` |"
