@@ -1,5 +1,7 @@
 """How long the quickstart takes with the code of an earlier commit and with today's, in turns, and what it comes to.
 
+Both run the recipe of the earlier commit: today's has more stages.
+
     python -m tests.evidence quickstart [--before COMMIT] [--repeats N]
 
 The commit that is compared with unless another is named is the last one whose trainers each had a loop of their own.
@@ -25,6 +27,7 @@ import ledger
 
 BEFORE = "9994fe9"
 PACKAGES = ("core", "plugins", "pipelines")
+RECIPE = "pipelines/posttrain_pipelines/recipes/quickstart.yaml"
 TRAINED = ("sft", "dpo")
 
 
@@ -43,11 +46,12 @@ class Taken:
     figures: dict[str, float]
 
 
-def run(code: Path, scratch: Path) -> Taken:
-    """Run the quickstart in a fresh workspace with the packages of a directory."""
+def run(code: Path, recipe: str, scratch: Path) -> Taken:
+    """Run a recipe in a fresh workspace with the packages of a directory."""
     workspace = scratch / ".posttrain"
     paths = os.pathsep.join(str(code / package) for package in PACKAGES)
-    command = [sys.executable, "-m", "posttrain", "run", "quickstart", "--workspace", str(workspace)]
+    (scratch / "quickstart.yaml").write_text(recipe)
+    command = [sys.executable, "-m", "posttrain", "run", "quickstart.yaml", "--workspace", str(workspace)]
     began = time.perf_counter()
     done = subprocess.run(
         command, cwd=scratch, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
@@ -55,7 +59,7 @@ def run(code: Path, scratch: Path) -> Taken:
     seconds = time.perf_counter() - began
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}")
-    records = [json.loads(path.read_text()) for path in (workspace / "keys").glob("*.json")]
+    records = [json.loads(path.read_text()) for path in (workspace / "store" / "keys").glob("*.json")]
     nodes = {record["node"]: record for record in records}
     matches = {name: value for name, value in nodes["eval"]["figures"].items() if "exact_match" in name}
     return Taken(seconds, {name: nodes[name]["seconds"] for name in TRAINED}, matches)
@@ -69,6 +73,12 @@ def unpacked(commit: str, directory: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
         archive.extractall(directory, filter="data")
     return directory
+
+
+def file_of(commit: str, path: str) -> str:
+    """Return a file of a commit."""
+    command = ["git", "show", f"{commit}:{path}"]
+    return subprocess.run(command, cwd=ledger.ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def lines_of(before: str, taken: dict[str, list[Taken]]) -> list[str]:
@@ -89,7 +99,8 @@ def lines_of(before: str, taken: dict[str, list[Taken]]) -> list[str]:
     ]
     return [
         f"`posttrain run quickstart` in fresh workspaces, {len(next(iter(taken.values())))} runs of each, in turns: the"
-        f" code of commit `{before}`, the last before all trainers got one loop, and today's. Seconds; medians.",
+        f" code of commit `{before}`, the last before all trainers got one loop, and today's, with the recipe as it was"
+        " then. Seconds; medians.",
         "",
         "| code | whole run | least to most | " + " | ".join(TRAINED) + " | exact match |",
         "|" + "---|" * (4 + len(TRAINED)),
@@ -115,12 +126,13 @@ def main(arguments: list[str]) -> None:
     asked = parser.parse_args(arguments)
     taken: dict[str, list[Taken]] = {asked.before: [], "today": []}
     with tempfile.TemporaryDirectory() as scratch:
+        recipe = file_of(asked.before, RECIPE)
         sides = {asked.before: unpacked(asked.before, Path(scratch) / "before"), "today": ledger.ROOT}
         for number in range(asked.repeats):
             for name, code in sides.items():
                 room = Path(scratch) / f"{number}-{name}"
                 room.mkdir()
-                taken[name].append(run(code, room))
+                taken[name].append(run(code, recipe, room))
                 sys.stdout.write(f"{name}: {taken[name][-1].seconds:.1f} s\n")
     data: dict[str, Any] = {name: [vars(each) for each in runs] for name, runs in taken.items()}
     command = " ".join(["python -m tests.evidence quickstart", *arguments])
