@@ -107,9 +107,9 @@ def lines_of(before: str, taken: dict[str, list[Taken]]) -> list[str]:
         *rows,
         "",
         "Stages run beside each other where they can, and a stage's seconds are those of its process. Losses and",
-        "gradients are the same to rounding (`tests/parity`, [equality](equality.md)); which answers the model samples,",
-        "and so the pairs that DPO learns from, hangs on the last bits, and exact match with it: another cut into",
-        "micro-batches moves it as much.",
+        "gradients are the same to rounding (`tests/parity`, [equality](equality.md)); which answers the model",
+        "samples, and so the pairs that DPO learns from, hangs on the last bits, and exact match with it: another cut",
+        "into micro-batches moves it as much.",
     ]
 
 
