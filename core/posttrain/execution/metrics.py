@@ -78,11 +78,11 @@ def course_of(what: str, store: Store) -> Course:
         StoreError: The stage told no metrics, or what it told is damaged.
     """
     asked, _, node = what.rpartition(":")
-    states = list(_states(asked, store.workspace))
-    for state in states:
+    known: list[str] = []
+    for state in _states(asked, store.workspace):
         if node in state.nodes:
             return _course(state, state.nodes[node], store)
-    known = list(dict.fromkeys(name for state in states for name in state.nodes))
+        known += [name for name in state.nodes if name not in known]
     cells = [name for name in known if name.partition("[")[0] == node]
     raise SpecError(
         "this is a sweep" if cells else "no run came to a stage of that name",
@@ -94,9 +94,13 @@ def course_of(what: str, store: Store) -> Course:
 
 def _states(asked: str, workspace: Path) -> Iterator[RunState]:
     """Yield the runs that a name may mean, the newest first."""
-    states = [run_state(record) for record in reversed(list_runs(workspace))]
-    named = [state for state in states if not asked or state.pipeline == asked]
-    yield from named or [run_state(find_run(workspace, asked))] if asked else states
+    states = (run_state(record) for record in reversed(list_runs(workspace)))
+    if not asked:
+        yield from states
+        return
+    yield from [state for state in states if state.pipeline == asked] or [
+        run_state(find_run(workspace, asked))
+    ]
 
 
 def _course(state: RunState, node: NodeState, store: Store) -> Course:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from comparison import Found
@@ -11,6 +11,8 @@ from pages import Page
 from scenarios import SCENARIOS
 
 MIB = 2**20
+Profiles = Mapping[tuple[str, str], Mapping[str, Any]]
+"""Profiles by shape and objective."""
 HELD = {
     "weights": "weights",
     "moments": "Adam's moments",
@@ -37,36 +39,34 @@ def profile_lines(page: Page, found: Found) -> list[str]:
     return ["## Profiles", "", *_held(profiles), "", *_spent(profiles), ""]
 
 
-def _held(profiles: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[str]:
+def _held(profiles: Profiles) -> list[str]:
     return [
         "posttrain by itself. What the process held beside the imports when it held most, over the first four steps,",
         "in MiB. What is kept grows with the micro-batch's tokens (activations) and supervised tokens (logits); the",
         "backward pass begins with the gradient of the head, while all of it is still there. Freed blocks are kept for",
         "the next step, and fit the less well the more steps differ in size.",
         "",
-        f"| shape | | {' | '.join(HELD.values())} | commit |",
-        "|" + "---|" * (len(HELD) + 3),
-        *(
-            _line(key, [f"{record['memory'][part] / MIB:.0f}" for part in HELD], record)
-            for key, record in profiles.items()
+        *_table(
+            profiles, HELD.values(), lambda record: [f"{record['memory'][part] / MIB:.0f}" for part in HELD]
         ),
     ]
 
 
-def _spent(profiles: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[str]:
+def _spent(profiles: Profiles) -> list[str]:
     return [
         "Where the time of six later steps went. The rest is what is done element by element (norms, rotations, gates,",
         "softmax, clipping) and what Python, torch and transformers take to call it all.",
         "",
-        f"| shape | | {' | '.join(SPENT)} | commit |",
-        "|" + "---|" * (len(SPENT) + 3),
-        *(
-            _line(key, [f"{record['time'][part]:.0%}" for part in SPENT], record)
-            for key, record in profiles.items()
-        ),
+        *_table(profiles, SPENT, lambda record: [f"{record['time'][part]:.0%}" for part in SPENT]),
     ]
 
 
-def _line(key: tuple[str, str], cells: list[str], record: Mapping[str, Any]) -> str:
-    name, objective = key
-    return f"| {name} | {OBJECTIVES[objective].title} | {' | '.join(cells)} | `{record['commit'][:7]}` |"
+def _table(
+    profiles: Profiles, headings: Collection[str], cells: Callable[[Mapping[str, Any]], list[str]]
+) -> list[str]:
+    rows = [
+        [name, OBJECTIVES[objective].title, *cells(record), f"`{record['commit'][:7]}`"]
+        for (name, objective), record in profiles.items()
+    ]
+    head = f"| shape | | {' | '.join(headings)} | commit |"
+    return [head, "|" + "---|" * (len(headings) + 3), *(f"| {' | '.join(row)} |" for row in rows)]
