@@ -416,10 +416,11 @@ def test_estimates():
     assert (found.parameters, found.trainable) == (1000, 1000)
     assert Sft().estimate(SftOptions(lora={"r": 1}), given()).trainable == 2 * (8 * 16 + 15 * 16)
     assert Sft().estimate(SftOptions(), given(layers=None)) is None
-    assert (
-        Dpo().estimate(DpoOptions(), given()).memory_bytes
-        > Sft().estimate(SftOptions(), given()).memory_bytes
-    )
+    # rows of 128 tokens: a batch of eight is cut by a budget of 1024, and pairs are twice as many rows
+    sft, dpo = Sft().estimate(SftOptions(), given()), Dpo().estimate(DpoOptions(), given())
+    assert dpo.memory_bytes == sft.memory_bytes
+    uncut = Dpo().estimate(DpoOptions(micro_batch_tokens=2048), given())
+    assert uncut.memory_bytes - 4 * 4000 == 2 * (sft.memory_bytes - 4 * 4000)
 
 
 def footprint(uses: str, kind: Kind = Kind.MODEL, gpus: int = 0, **options: Any) -> Any:

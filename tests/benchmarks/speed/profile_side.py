@@ -115,6 +115,7 @@ class Memory:
             after: In use after it.
         """
         self.look()
+        used = max(self.used, after)
         weights = _bytes(model.parameters())
         found = Peak(
             weights=weights,
@@ -122,8 +123,8 @@ class Memory:
             gradients=self.gradients,
             kept=after - before,
             other=before - self.blocks - self.moments - self.gradients,
-            backward=self.used - after,
-            spare=self.resident - self.pages - (self.used - self.blocks) - weights,
+            backward=used - after,
+            spare=self.resident - self.pages - (used - self.blocks) - weights,
             resident=self.resident - self.pages,
         )
         if self.peak is None or found.resident > self.peak.resident:
