@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.planning import CHAIN, Told, command, write_pipeline
+from helpers.planning import CHAIN, Told, alone, command, write_pipeline
 from helpers.plugins import install, write_distribution
 
 from posttrain import __version__
@@ -63,10 +63,7 @@ finally:
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    for name in ("POSTTRAIN_WORKSPACE", "POSTTRAIN_TRACEBACK"):
-        monkeypatch.delenv(name, raising=False)
+    alone(tmp_path, monkeypatch, flows=True)
 
 
 def add(monkeypatch: pytest.MonkeyPatch, *distributions: str, target: str = "verb_parts:hello") -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.planning import CHAIN, command, write_pipeline
+from helpers.planning import CHAIN, alone, command, write_pipeline
 from helpers.runs import SyntheticRun, sft_and_dpo
 
 from posttrain.cli.chart import plot, sparkline, spread
@@ -15,10 +15,7 @@ from posttrain.execution.records import list_runs, run_state
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("POSTTRAIN_DISABLE_PLUGINS", "flows")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("POSTTRAIN_WORKSPACE", raising=False)
+    alone(tmp_path, monkeypatch)
 
 
 @pytest.fixture

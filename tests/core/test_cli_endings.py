@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.cli_runs import WORKSPACE, parsed, run
-from helpers.planning import CHAIN, PLUGIN, Told, command, write_pipeline
+from helpers.planning import CHAIN, PLUGIN, Told, alone, command, write_pipeline
 
 from posttrain.execution import arrears
 from posttrain.execution.records import find_run, list_runs
@@ -44,11 +44,7 @@ FAILING = TRACKER.replace("SYNC", 'raise ConnectionError("refused")')
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("POSTTRAIN_DISABLE_PLUGINS", "flows")
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("POSTTRAIN_WORKSPACE", "POSTTRAIN_TRACEBACK"):
-        monkeypatch.delenv(name, raising=False)
+    alone(tmp_path, monkeypatch, columns=80)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.planning import CHAIN, Told, command, write_pipeline
+from helpers.planning import CHAIN, Told, alone, command, write_pipeline
 
 from posttrain.artifacts.aliases import Aliases
 from posttrain.execution.processes import alive, start_time
@@ -20,10 +20,7 @@ WORKSPACE = Path(".posttrain")
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("POSTTRAIN_DISABLE_PLUGINS", "flows")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("POSTTRAIN_WORKSPACE", raising=False)
+    alone(tmp_path, monkeypatch)
 
 
 @pytest.fixture

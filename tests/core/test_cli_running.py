@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_runs import WORKSPACE, parsed, run
-from helpers.planning import CHAIN, PLUGIN, command, write_pipeline
+from helpers.planning import CHAIN, PLUGIN, alone, command, write_pipeline
 from helpers.plugins import install, write_distribution
 
 from posttrain.execution.records import find_run, list_runs
@@ -14,11 +14,7 @@ from posttrain.execution.records import find_run, list_runs
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("POSTTRAIN_DISABLE_PLUGINS", "flows")
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("POSTTRAIN_WORKSPACE", "POSTTRAIN_TRACEBACK"):
-        monkeypatch.delenv(name, raising=False)
+    alone(tmp_path, monkeypatch, columns=80)
 
 
 @pytest.fixture

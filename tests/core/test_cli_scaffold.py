@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from helpers.planning import PLUGIN, command, write_pipeline
+from helpers.planning import PLUGIN, alone, command, write_pipeline
 
 from posttrain.contracts.registration import Group
 from posttrain.planning.source import load
@@ -20,9 +20,7 @@ RECIPES = discover().names(Group.RECIPE)
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("POSTTRAIN_WORKSPACE", raising=False)
+    alone(tmp_path, monkeypatch, flows=True)
 
 
 def parsed(*arguments: str | Path) -> Any:

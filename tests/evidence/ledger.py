@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,22 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "evidence"
 
 
-def posttrain(*arguments: str, workspace: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a workspace and return what it printed."""
+def posttrain(
+    *arguments: str, workspace: Path, check: bool = True, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a workspace and return what it printed.
+
+    Args:
+        arguments: Its own.
+        workspace: In the directory that it runs in.
+        check: Stop if it fails.
+        env: Variables beside those of this process.
+    """
     command = [sys.executable, "-m", "posttrain", *arguments, "--workspace", str(workspace)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=workspace.parent, check=False)
+    environ = {**os.environ, **(env or {})}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=workspace.parent, env=environ, check=False
+    )
     if check and done.returncode:
         raise SystemExit(f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done

@@ -51,14 +51,9 @@ def run(code: Path, recipe: str, scratch: Path) -> Taken:
     workspace = scratch / ".posttrain"
     paths = os.pathsep.join(str(code / package) for package in PACKAGES)
     (scratch / "quickstart.yaml").write_text(recipe)
-    command = [sys.executable, "-m", "posttrain", "run", "quickstart.yaml", "--workspace", str(workspace)]
     began = time.perf_counter()
-    done = subprocess.run(
-        command, cwd=scratch, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
-    )
+    ledger.posttrain("run", "quickstart.yaml", workspace=workspace, env={"PYTHONPATH": paths})
     seconds = time.perf_counter() - began
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}")
     records = [json.loads(path.read_text()) for path in (workspace / "store" / "keys").glob("*.json")]
     nodes = {record["node"]: record for record in records}
     matches = {name: value for name, value in nodes["eval"]["figures"].items() if "exact_match" in name}

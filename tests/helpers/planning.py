@@ -85,6 +85,25 @@ class Told:
         return "".join(line for line in lines if "denied by POSTTRAIN_DISABLE_PLUGINS" not in line)
 
 
+def alone(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, *, columns: int = 100, flows: bool = False
+) -> None:
+    """Give the command line a working directory and a width, and nothing of the caller's settings.
+
+    Args:
+        directory: The working directory.
+        monkeypatch: Takes it back.
+        columns: The terminal's width.
+        flows: Whether runs go through Prefect.
+    """
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    if not flows:
+        monkeypatch.setenv("POSTTRAIN_DISABLE_PLUGINS", "flows")
+    for name in ("POSTTRAIN_WORKSPACE", "POSTTRAIN_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def command(*arguments: str | Path) -> Told:
     """Run `posttrain ARGUMENTS` in this process."""
     console.cache_clear()  # it keeps the width it was made with

@@ -23,7 +23,18 @@ from typing import Any
 import interleave
 import materials
 from objectives import OBJECTIVES
-from results import CLOCKS, RESULTS, WARM, Results, difference, needed, step_seconds, tried_seconds
+from results import (
+    CLOCKS,
+    RESULTS,
+    SETTLED,
+    TIMED,
+    WARM,
+    Results,
+    difference,
+    needed,
+    step_seconds,
+    tried_seconds,
+)
 from scenarios import DEFAULT, ROW_COUNTS, SCENARIOS, VOCABULARIES, Scenario, trl_grid
 
 POSTTRAIN = "posttrain"
@@ -33,8 +44,6 @@ TRIED, PASSES = 2, 2
 """Steps that a setting of the grid is judged by, and how often each is taken; the first pass warms up."""
 FINALISTS = 2
 """Settings of the grid that take part in a race: two steps do not always tell the fastest."""
-PROFILED = 18
-"""Steps of a profile."""
 REFERENCES = 3
 """Times that the pass over the reference is repeated in a race."""
 
@@ -121,7 +130,7 @@ class Bench:
         key = ("profile", scenario.name, objective)
         if self._has(key, ours=True):
             return
-        with Jobs(self.cache, scenario, objective, PROFILED) as jobs:
+        with Jobs(self.cache, scenario, objective, SETTLED + TIMED) as jobs:
             measured = _alone(jobs.of("side", PROFILE_SIDE, {}))
         self.results.keep(key, memory=measured["memory"], time=measured["time"])
         _say(f"{' / '.join(key)}: {measured['memory']['resident'] / 2**20:.0f} MiB at most")

@@ -15,13 +15,12 @@ import torch
 import transformers.trainer
 from gates import Gate, memory
 from posttrain_side import context
+from results import SETTLED, TIMED, WATCHED
 from torch.profiler import ProfilerActivity, profile
 
 from posttrain.contracts.registration import load_target
 from posttrain_plugins.training.step import Stepper
 
-HELD, WARM, TIMED = 4, 12, 6
-"""Steps whose memory is watched; steps before those whose time is taken; and how many these are."""
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
 
 
@@ -164,13 +163,13 @@ class Watcher(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         assert self.memory is not None
         self.memory.moments = _moments(rest["optimizer"])
-        if state.global_step == HELD:
+        if state.global_step == WATCHED:
             self.memory.stop()
-        if state.global_step == WARM:
+        if state.global_step == SETTLED:
             self.profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
             self.profile.__enter__()
             self.began = time.perf_counter()
-        if state.global_step == WARM + TIMED:
+        if state.global_step == SETTLED + TIMED:
             seconds = time.perf_counter() - self.began
             self.profile.__exit__(None, None, None)
             events = self.profile.key_averages(group_by_input_shape=True)

@@ -57,6 +57,8 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 WARM = 8
 """Steps before the times of a race count, unless it says otherwise: kernels are made for the first shapes, and memory
 is touched first."""
+WATCHED, SETTLED, TIMED = 4, 12, 6
+"""Steps of a profile whose memory is watched; steps before those whose time is taken; and how many these are."""
 
 
 def step_seconds(seconds: Seconds, epochs: int, steps: int, warm: int = WARM) -> float:
