@@ -31,7 +31,7 @@ from posttrain.planning.graph import Graph, build_graph, select
 from posttrain.planning.guards import require_usable
 from posttrain.planning.overrides import override
 from posttrain.planning.parsing import Resolved, parse, resolved, snapshot, spec_digest
-from posttrain.planning.plan import Plan, Standing, require_allowed
+from posttrain.planning.plan import Plan, Standing, require_allowed, require_room
 from posttrain.planning.planner import Planner
 from posttrain.planning.source import Source, load
 from posttrain.planning.spec import PipelineSpec, StageDefaults, StageSpec
@@ -201,6 +201,7 @@ class Pipeline:
         Raises:
             SpecError: There is no such runner, or `--from` leaves out stages that are not cached.
             HandoffError: The plan found hand-offs that do not fit.
+            StageError: A stage that is to be built asks for more than this machine has.
             Exception: With `inline`, whatever a stage raises.
         """
         workspace = (workspace or Path(WORKSPACE)).absolute()
@@ -226,11 +227,13 @@ class Pipeline:
         Raises:
             SpecError: There is no such run.
             StoreError: It is running or damaged, or there is nothing left to do.
+            StageError: A stage that is to be built asks for more than this machine has.
         """
         record = resumable(workspace, run)
         pipeline, selection, recorded = cls.recorded(record)
         chosen = pipeline._runner(runner or recorded)
         plan = pipeline.plan(record.workspace, selection)
+        require_room(plan)
         return pipeline._execute(record, plan, chosen, observer, track, resumed=True)
 
     @classmethod

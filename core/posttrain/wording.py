@@ -1,4 +1,4 @@
-"""How errors put names and values into words."""
+"""How names, sizes and values are put into words."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ def either(names: Iterable[str]) -> str:
 def indefinite(noun: str) -> str:
     """Return a noun behind its article: `a model`, `an adapter`."""
     return f"{'an' if noun[:1] in 'aeio' else 'a'} {noun}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes."""
+    if count < 1024:
+        return f"{count} B"
+    value, units = float(count), ["KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and units:
+        value, unit = value / 1024, units.pop(0)
+    return f"{value:.1f} {unit}"
 
 
 def short(value: Any) -> str:

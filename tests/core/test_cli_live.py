@@ -11,11 +11,12 @@ from rich.console import Console
 
 from posttrain.cli import live, output, reportview
 from posttrain.cli.live import LiveView, PlainView, Silent, view
-from posttrain.cli.measures import amount, duration, figures, size
+from posttrain.cli.measures import amount, duration, figures
 from posttrain.cli.output import Voice
 from posttrain.contracts.runner import NodeResult, NodeStatus
 from posttrain.errors import StageError
 from posttrain.execution.session import RunReport
+from posttrain.wording import size
 
 
 class Clock:

@@ -63,6 +63,19 @@ class TestPlan:
         assert "error: sft.data: this rate is absurd" in told.err
         assert not WORKSPACE.exists()
 
+    def test_what_the_machine_lacks_is_warned_of_and_ends_a_run_before_it_starts(self, chain: Path) -> None:
+        asks = ["--set", "stages.dpo.resources.gpus=64"]
+        told = command("plan", chain, *asks)
+        assert told.code == 0
+        text = " ".join(told.out.split())
+        assert "resources.gpus: this machine has not enough GPUs: 0 of 64" in text
+        told = command("run", chain, *asks)
+        assert told.code == 1 and "dpo.resources.gpus" in told.err
+        assert not WORKSPACE.exists(), "nothing was started"
+        assert command("run", chain).code == 0
+        assert command("run", chain, *asks).code == 0, "what is cached needs no GPU"
+        assert "resources.gpus" not in command("plan", chain, *asks).out
+
     def test_from_without_a_cache_exits_2(self, chain: Path) -> None:
         told = command("plan", chain, "--from", "dpo")
         assert told.code == 2

@@ -18,18 +18,19 @@ import pytest
 from helpers.lab import Lab, eventually, gone
 
 from posttrain.contracts.runner import NodeStatus
-from posttrain.errors import ExitCode, Interrupted, SpecError, StageError
-from posttrain.execution import processes, resources
+from posttrain.errors import ExitCode, Interrupted, SpecError
+from posttrain.execution import processes
 from posttrain.execution.attempt import Attempt, AttemptFailed, judge, log_tail
 from posttrain.execution.blame import explain
 from posttrain.execution.journal import node_ends
 from posttrain.execution.protocol import Result
 from posttrain.execution.records import find_run, run_state
-from posttrain.execution.resources import Demand, Machine, Pool
+from posttrain.execution.resources import Demand, Pool
 from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import execute, grace_seconds, overall
 from posttrain.execution.signals import Stop, describe_exit
 from posttrain.execution.worker import UNSTORED
+from posttrain.planning.machine import Machine
 from posttrain.planning.spec import Resources
 from posttrain.registry.isolation import isolated, undisturbed
 
@@ -135,33 +136,6 @@ def test_waiting_for_resources_ends_when_the_run_stops() -> None:
         pool.granted("more", Demand(1, 0, 0), lambda: True),
     ):
         pass
-
-
-@pytest.mark.parametrize("demand", [Demand(5, 0, 0), Demand(1, 3, 0), Demand(1, 0, 2**31)])
-def test_the_impossible_is_refused_at_once(demand: Demand) -> None:
-    with (
-        pytest.raises(StageError, match="than this machine has"),
-        Pool(MACHINE).granted("x", demand, lambda: False),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [
-        ("", ()),
-        ("-1", ()),
-        ("0,-1,1", ("0",)),
-        ("0,3", ("0", "3")),
-        ("GPU-1, GPU-5", ("GPU-1", "GPU-5")),
-    ],
-)
-def test_visible_gpus_are_respected(
-    visible: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    machine = Machine.here()
-    assert machine.gpus == gpus and machine.cpus >= 1 and machine.memory > 2**20
 
 
 def written(tmp_path: Path, result: Result | str | None) -> Attempt:
@@ -297,23 +271,6 @@ def test_events_are_forwarded_while_the_stage_still_runs(tmp_path: Path) -> None
     thread.join(timeout=60)
     ends = node_ends(find_run(lab.workspace).directory)
     assert ends["slow"].status == NodeStatus.INTERRUPTED
-
-
-def test_the_limits_of_control_groups_are_respected(tmp_path: Path) -> None:
-    own = next(
-        line.removeprefix("0::").lstrip("/")
-        for line in [*Path("/proc/self/cgroup").read_text().splitlines(), "0::/"]
-        if line.startswith("0::")
-    )
-    group = tmp_path / own
-    group.mkdir(parents=True, exist_ok=True)
-    (group / "cpu.max").write_text("150000 100000\n")
-    (group / "memory.max").write_text("1048576\n")
-    assert resources._cpu_quotas(tmp_path) == [2]
-    assert resources._memory_limits(tmp_path) == [1048576]
-    (group / "cpu.max").write_text("max 100000\n")
-    (group / "memory.max").write_text("max\n")
-    assert resources._cpu_quotas(tmp_path) == [] and resources._memory_limits(tmp_path) == []
 
 
 class FakeTorch(ModuleType):

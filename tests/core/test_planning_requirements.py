@@ -11,11 +11,12 @@ from posttrain.artifacts.kinds import Kind
 from posttrain.contracts.component import Choice, Uses
 from posttrain.contracts.registration import Group
 from posttrain.contracts.reward import ModelReward
-from posttrain.contracts.stage import Level, Port, Stage, StageConfig
+from posttrain.contracts.stage import Estimate, Level, Port, Stage, StageConfig
 from posttrain.planning import requirements
 from posttrain.planning.keys import plugin_identities
+from posttrain.planning.machine import Machine
 from posttrain.planning.nodes import Node
-from posttrain.planning.requirements import shortfalls
+from posttrain.planning.requirements import crowding, shortfalls
 from posttrain.planning.spec import Resources, Runtime
 from posttrain.registry.components import choices, semantic
 from posttrain.registry.extras import installing
@@ -60,6 +61,23 @@ def test_gpus_that_no_rank_uses_are_told(backend: Any):
     (finding,) = shortfalls(node(backend, gpus=2), catalogue())
     assert finding.level is Level.WARNING and "2 GPUs and 1 rank," in finding.message
     assert said(node(backend, gpus=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("needed", "gpus", "told"),
+    [
+        (None, 0, []),
+        (2**30, 0, []),
+        (2**30 + 1, 0, ["memory: this machine has 1.0 GiB, and up to 1.0 GiB may be needed"]),
+        (2**40, 1, []),
+        (2**40, 2, ["resources.gpus: this machine has not enough GPUs: 1 of 2"]),
+    ],
+)
+def test_what_a_machine_lacks_is_told(needed: int | None, gpus: int, told: list[str]):
+    machine = Machine(cpus=1, gpus=("0",), memory=2**30)
+    findings = list(crowding(node("single", gpus=gpus), Estimate(memory_bytes=needed), machine))
+    assert [finding.message for finding in findings] == told
+    assert {finding.level for finding in findings} <= {Level.WARNING}
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -1,4 +1,4 @@
-"""Times, sizes, counts and key figures as people read them."""
+"""Times, counts and key figures as people read them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes."""
-    if count < 1024:
-        return f"{count} B"
-    value, units = float(count), ["KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and units:
-        value, unit = value / 1024, units.pop(0)
-    return f"{value:.1f} {unit}"
 
 
 def amount(number: int) -> str:

@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.cli.findingview import show_findings
-from posttrain.cli.measures import amount, figures, size
+from posttrain.cli.measures import amount, figures
 from posttrain.cli.output import console, printable, say
 from posttrain.contracts.stage import Estimate
 from posttrain.planning.plan import NodePlan, Plan, Standing
+from posttrain.wording import size
 
 _COLOURS = {
     Standing.CACHED: "green",

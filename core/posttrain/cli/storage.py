@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.measures import size
 from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, print_json, printable, say
 from posttrain.errors import ExitCode
+from posttrain.wording import size
 
 app = typer.Typer(no_args_is_help=True, help="The artifact store.", rich_markup_mode=None)
 

@@ -58,6 +58,7 @@ class Builder:
             Interrupted: The run was stopped.
         """
         node = bound.node
+        self.pool.machine.require(node.name, node.resources)
         demand = Demand.of(node.resources, self.pool.machine, heavy=bool(node.plugin.preload))
         with self.pool.granted(node.name, demand, lambda: self.stop.requested) as grant:
             while True:

@@ -26,10 +26,11 @@ from posttrain.execution.launch import InlineLauncher
 from posttrain.execution.liveness import Lifeline
 from posttrain.execution.protocol import Result
 from posttrain.execution.records import RunRecord
-from posttrain.execution.resources import Machine, Pool
+from posttrain.execution.resources import Pool
 from posttrain.execution.signals import Stop
 from posttrain.planning.graph import Graph, Node, Reference
 from posttrain.planning.handoffs import real_input
+from posttrain.planning.machine import Machine
 from posttrain.planning.secrets import Redactor
 from posttrain.registry.catalogue import Catalogue
 

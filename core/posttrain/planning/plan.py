@@ -11,6 +11,7 @@ from posttrain.artifacts.store import KeyRecord
 from posttrain.contracts.stage import Estimate, Finding, Input
 from posttrain.errors import HandoffError, SpecError
 from posttrain.planning.handoffs import refusals
+from posttrain.planning.machine import Machine
 from posttrain.planning.nodes import Graph, Reference
 from posttrain.wording import listed
 
@@ -25,6 +26,11 @@ class Standing(StrEnum):
     """Not known yet: an input will be rebuilt, and equal content would make this node cached again."""
     BLOCKED = "blocked"
     """A gate it depends on said no, and nothing has changed since."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to build."""
+        return self in (Standing.CACHED, Standing.BLOCKED)
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ class Plan:
     @property
     def nothing_to_do(self) -> bool:
         """Whether every node is cached, or blocked by a cached verdict."""
-        return all(node.standing in (Standing.CACHED, Standing.BLOCKED) for node in self.nodes.values())
+        return all(node.standing.settled for node in self.nodes.values())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for `--json` and for `plan.json`."""
@@ -178,11 +184,12 @@ class Plan:
 
 
 def require_allowed(plan: Plan) -> None:
-    """Refuse a plan whose hand-offs do not fit or whose selection lacks what it needs.
+    """Refuse a plan whose hand-offs do not fit, whose selection lacks what it needs, or that is too much for here.
 
     Raises:
         HandoffError: Some hand-off does not fit.
         SpecError: `--from` leaves out stages that are not cached.
+        StageError: A node asks for more than this machine has.
     """
     if plan.refused:
         first, *others = plan.refused
@@ -201,3 +208,16 @@ def require_allowed(plan: Plan) -> None:
             found=listed(plan.unbuilt),
             fix="run without --from, or select from an earlier stage",
         )
+    require_room(plan)
+
+
+def require_room(plan: Plan) -> None:
+    """Refuse a plan with a node that is sure to be built and asks for more than this machine has.
+
+    Raises:
+        StageError: It has less.
+    """
+    machine = Machine.here()
+    for name, node in plan.nodes.items():
+        if node.standing in (Standing.NEW, Standing.STALE):
+            machine.require(name, plan.graph.nodes[name].resources)

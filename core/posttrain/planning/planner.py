@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +12,12 @@ from posttrain.contracts.stage import Certainty, Estimate, Finding, Input, Level
 from posttrain.errors import DataError, PluginError
 from posttrain.planning.handoffs import Handoffs, complaint, predicted_inputs, real_input
 from posttrain.planning.keys import differences, key_ingredients, key_of, plugin_identities
+from posttrain.planning.machine import Machine
 from posttrain.planning.nodes import Graph, Node, Reference
 from posttrain.planning.past import Past
 from posttrain.planning.plan import Judgement, NodePlan, Plan, Standing
 from posttrain.planning.questions import estimate_of, lapse, movement
+from posttrain.planning.requirements import crowding
 from posttrain.planning.versions import drift
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices
@@ -32,12 +34,14 @@ class Planner:
         catalogue: The plugins.
         store: What was built already.
         launch: The command of a stage process.
+        machine: What nodes that are to be built will find.
     """
 
     graph: Graph
     catalogue: Catalogue
     store: Store
     launch: Sequence[str]
+    machine: Machine = field(default_factory=Machine.here)
 
     def plan(self, name: str, spec_digest: str) -> Plan:
         """Plan every node. Starts no server, imports nothing heavy, writes nothing but the digest memo.
@@ -78,6 +82,8 @@ class Planner:
         if judgement.standing == Standing.BLOCKED:
             findings = []  # it does not run: what it would refuse, the verdict itself above all, is no error
         estimate, trouble = self._estimate(node, inputs)
+        if not judgement.standing.settled:
+            trouble += crowding(node, estimate, self.machine)
         return NodePlan(
             node=node.name,
             uses=node.uses,
@@ -86,7 +92,7 @@ class Planner:
             means=_means(node),
             config=node.config.model_dump(mode="json"),
             origins=node.origins,
-            findings=(*findings, *trouble),
+            findings=(*findings, *(replace(each, node=node.name) for each in trouble)),
             estimate=estimate,
             launch=(node.runtime.python or self.launch[0], *self.launch[1:]),
             drift=tuple(drift(judgement.record.versions)) if judgement.record else (),

@@ -9,12 +9,13 @@ from posttrain.contracts.backend import Backend
 from posttrain.contracts.callback import Callback
 from posttrain.contracts.registration import Group
 from posttrain.contracts.reward import ModelReward
-from posttrain.contracts.stage import Certainty, Finding, Level
+from posttrain.contracts.stage import Certainty, Estimate, Finding, Level
+from posttrain.planning.machine import Machine
 from posttrain.planning.nodes import Node
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices
 from posttrain.registry.extras import installing
-from posttrain.wording import either, indefinite, listed
+from posttrain.wording import either, indefinite, listed, size
 
 
 def shortfalls(node: Node, catalogue: Catalogue) -> Iterator[Finding]:
@@ -65,6 +66,21 @@ def _of_backend(option: str, node: Node, backend: Backend, config: object) -> It
         yield _finding(option, message, fix, Level.WARNING)
     for problem in backend.problems(config, node.config):
         yield _finding(option, problem, None)
+
+
+def crowding(node: Node, estimate: Estimate | None, machine: Machine) -> Iterator[Finding]:
+    """Yield what a machine lacks for a node: warnings, as a plan may be made where the run is not."""
+    for lack in machine.lacks(node.resources):
+        message = f"this machine has not enough {lack.what}: {lack.there} of {lack.asked}"
+        yield _finding(
+            lack.option, message, "lower it, or run the pipeline on a larger machine", Level.WARNING
+        )
+    needed = estimate.memory_bytes if estimate is not None and not node.resources.gpus else None
+    if needed is not None and needed > machine.memory:
+        message = f"this machine has {size(machine.memory)}, and up to {size(needed)} may be needed"
+        yield _finding(
+            "memory", message, "take a smaller model or smaller batches, or another machine", Level.WARNING
+        )
 
 
 def _finding(option: str, message: str, fix: str | None, level: Level = Level.ERROR) -> Finding:
