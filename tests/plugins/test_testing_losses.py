@@ -6,6 +6,7 @@ import doctest
 import importlib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 
@@ -425,6 +426,13 @@ def test_a_fault_is_found_and_blamed(name: str) -> None:
     with pytest.raises(Nonconformance, match=message) as caught:
         check(name, loss_subject(loss, None, "margin"))
     assert re.match(rf"{loss.__name__} \(test_testing_losses\.py:\d+\): ", str(caught.value))
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTY if name.startswith("terms")])
+def test_no_check_fails_over_terms_that_are_none(name: str) -> None:
+    for each in CHECKS:
+        with suppress(Nonconformance):
+            check(each, loss_subject(FAULTY[name][0], None, "margin"))
 
 
 def test_every_check_has_a_fault_to_find() -> None:

@@ -159,7 +159,7 @@ class Draw:
             len(self.owner): self.owner,
             len(self.sequence): self.owner[self.sequence],
         }
-        return by_size.get(len(values))
+        return by_size.get(len(values)) if values.dim() == 1 else None
 
     def to(self, dtype: torch.dtype) -> Draw:
         """Return the same numbers in another precision."""

@@ -89,5 +89,6 @@ def measured(plugin: Loss, config: Any, parts: Sequence[Shown], state: State) ->
 
 
 def reduced(output: LossOutput, part: Part) -> Tensor:
-    """Return a part's share of the loss: its terms, weighted and reduced."""
-    return torch.stack([each.weight * each.reduction.total(each.values, part) for each in output.terms]).sum()
+    """Return a part's share of the loss: its terms, weighted and reduced; 0 without terms."""
+    shares = [each.weight * each.reduction.total(each.values, part) for each in output.terms]
+    return torch.stack(shares).sum() if shares else torch.zeros((), dtype=torch.float64)

@@ -125,6 +125,8 @@ def shown(parts: Sequence[Draw]) -> list[Shown]:
 
 def gradients(total: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the gradient of every leaf; zeros where nothing depends on one."""
+    if not total.requires_grad:
+        return tuple(torch.zeros_like(leaf) for leaf in leaves)
     return torch.autograd.grad(total, list(leaves), allow_unused=True, materialize_grads=True)
 
 
