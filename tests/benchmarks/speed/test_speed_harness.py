@@ -248,7 +248,8 @@ def test_a_page_shows_the_profiles_of_its_objectives() -> None:
         ("products of the head", "other products", "attention", "optimizer", "the rest"), 0.2
     )
     record = {"commit": "0123456789ab", "memory": {**held, "resident": 7 * 2**20}, "time": spent}
-    told = "\n".join(report.lines_of(pages.SPEED, {("profile", "short-answers", "dpo"): record}))
-    assert "| short-answers | DPO | 1 | 1 | 1 | 1 | 1 | 1 | 1 | 7 | `0123456` |" in told
+    profile = {("profile", "short-answers", "dpo"): record}
+    told = "\n".join(report.lines_of(pages.SPEED, profile))
+    assert "| short-answers | DPO | 1 | 1 | 1 | 1 | 1 | 1 | 1 | 7 | 4 |  | `0123456` |" in told
     assert "| short-answers | DPO | 20% | 20% | 20% | 20% | 20% | `0123456` |" in told
     assert "## Profiles" not in "\n".join(report.lines_of(pages.OFFLINE, {}))
