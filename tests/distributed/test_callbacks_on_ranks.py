@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.rank_work import training
+from helpers.rank_work import LastRankAsks, training
 from helpers.ranks import in_own_process
 
 pytestmark = pytest.mark.slow
@@ -31,3 +31,11 @@ def test_an_average_is_that_of_one_process(backend: str, tmp_path: Path) -> None
     assert any(
         np.abs(tensor - last["weights"][name]).max() > 1e-3 for name, tensor in found["weights"].items()
     )
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2"])
+def test_all_ranks_end_where_one_asks_for_it(backend: str, tmp_path: Path) -> None:
+    options = {"foreign": LastRankAsks, "eval_steps": 4}
+    found = in_own_process(training, tmp_path, {"name": backend, "ranks": 2}, options)
+    assert found["steps"][-1] == 3 and not found["interrupted"]
+    assert found["figures"]["eval/loss"] == found["metrics"][3]["eval/loss"], "of the last weights"

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import sys
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,62 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.callback_runs import STEPS, foreign, interrupted_and_resumed, same, sft, trained
 from helpers.contexts import FakeContext, catalogue, configured
 from helpers.training import completion_rows, context_for, dataset_artifact, model_artifact, train, weights
 
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.callback import Callback
-from posttrain.contracts.component import Choice, Config
+from posttrain.contracts.component import Config
 from posttrain.errors import Interrupted, StageError, TrainingDiverged
 from posttrain_plugins.callbacks.bema import Averaging, BemaOptions
-
-STEPS = 6
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return model_artifact(tmp_path_factory.mktemp("model"))
-
-
-def sft(directory: Path, model: Artifact, callbacks: list[Any], **options: Any) -> FakeContext:
-    chosen = {"max_steps": STEPS, "batch_size": 2, "save_steps": 0, "callbacks": callbacks, **options}
-    context = context_for(directory, "train.sft", model, completion_rows(), "prompt_completion", **chosen)
-    return context
-
-
-def trained(directory: Path, model: Artifact, callbacks: list[Any], **options: Any) -> FakeContext:
-    context = sft(directory, model, callbacks, **options)
-    train(context)
-    return context
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def interrupted_and_resumed(
-    directory: Path, model: Artifact, callbacks: list[Any], **options: Any
-) -> FakeContext:
-    first = sft(directory, model, callbacks, **options)
-    first.stop_at = 3
-    with pytest.raises(Interrupted):
-        train(first)
-    return trained(directory, model, callbacks, **options)
-
-
-def foreign(
-    directory: Path,
-    model: Artifact,
-    plugin: type[Callback],
-    callbacks: Sequence[Any] = (),
-    **options: Any,
-) -> FakeContext:
-    """A training with a callback that is not registered, behind others."""
-    context = sft(directory, model, list(callbacks), **options)
-    joined = (*context.config.callbacks, Choice(name="acme/mine"))
-    context.config = context.config.model_copy(update={"callbacks": joined})
-    context.components["acme/mine"] = plugin
-    return context
 
 
 # Completions
@@ -272,75 +229,14 @@ def test_a_step_that_exceeds_the_median_must_be_followed_by_others_where_patienc
 # Callbacks of others
 
 
-class Ending:
-    """Ends the training after two steps, and counts what it is told."""
-
-    def __init__(self, training: Any, config: Config) -> None:
-        self.training, self.heard = training, 0
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if "loss" in logs:
-            assert {"grad_norm", "tokens_per_second", "learning_rate"} <= logs.keys()
-            self.heard += 1
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop = state.global_step == 2
-
-
-class End(Callback):
-    target = f"{__name__}:Ending"
-
-
-class WatchingEnd(End):
-    watches_only = True
-
-
-def test_a_callback_may_end_the_training(tmp_path: Path, model: Artifact) -> None:
-    context = foreign(tmp_path, model, End)
-    outcome = train(context)
-    assert outcome.steps == 2
-    assert f"2 steps of {STEPS}, stopped early," in context.notes
-    again = foreign(tmp_path, model, End)
-    assert train(again).steps == 2, "the end of a training that was cut off before its result was saved"
-    assert "going on from step 2 of 6" in again.notes
-    assert again.losses == []
-
-
-def test_an_end_is_kept_where_the_evaluation_of_that_step_was_broken_off(
-    tmp_path: Path, model: Artifact
-) -> None:
-    def made() -> FakeContext:
-        context = foreign(tmp_path, model, End, eval_steps=2)
-        held_out = dataset_artifact(tmp_path / "eval", completion_rows(3), "prompt_completion")
-        context.inputs = {**context.inputs, "eval": [held_out]}
-        return context
-
-    def hear(done: int, unit: str) -> None:
-        first.stop = first.stop or (unit == "evaluation rows" and 1 in first.seen_metrics)
-
-    (first := made()).on_progress = hear
-    with pytest.raises(Interrupted):
-        train(first)
-    outcome = train(made())
-    assert outcome.steps == 2 and "eval/loss" in outcome.figures
-
-
-def test_one_that_only_watches_may_not(tmp_path: Path, model: Artifact) -> None:
-    with pytest.raises(StageError, match="only watches has asked for the end"):
-        train(foreign(tmp_path, model, WatchingEnd))
-
-
 class Drawing:
-    """Draws from every generator wherever it can, and ends the pass over the data if it is told to."""
-
-    ends = False
+    """Draws from every generator wherever it can."""
 
     def __init__(self, training: Any, config: Config) -> None:
         self._draw()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._draw()
-        control.should_epoch_stop = self.ends
 
     def _draw(self) -> None:
         torch.rand(3)
@@ -348,17 +244,9 @@ class Drawing:
         np.random.rand()
 
 
-class Ender(Drawing):
-    ends = True
-
-
 class Watching(Callback):
     target = f"{__name__}:Drawing"
     watches_only = True
-
-
-class WatchingPassEnd(Watching):
-    target = f"{__name__}:Ender"
 
 
 def test_what_one_that_only_watches_draws_changes_no_dropout_mask(tmp_path: Path) -> None:
@@ -367,11 +255,6 @@ def test_what_one_that_only_watches_draws_changes_no_dropout_mask(tmp_path: Path
     watched = foreign(tmp_path / "watched", dropping, Watching)
     train(watched)
     assert alone.losses == watched.losses
-
-
-def test_one_that_only_watches_may_not_end_a_pass_over_the_data(tmp_path: Path, model: Artifact) -> None:
-    with pytest.raises(StageError, match="only watches has asked for the end"):
-        train(foreign(tmp_path, model, WatchingPassEnd))
 
 
 def test_a_callback_of_transformers_is_one(tmp_path: Path, model: Artifact) -> None:

@@ -91,6 +91,20 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class Finishing(Protocol):
+    """A callback that has to know which step is the last; early stopping or another callback may end it sooner."""
+
+    def finish(self, step: int) -> None:
+        """Take the last step in, on every rank: after all its events, before the checkpoint of the end is written.
+
+        It may be called more than once.
+
+        Args:
+            step: The number of the step.
+        """
+
+
+@runtime_checkable
 class Concluding(Protocol):
     """A callback that has a say in what the training puts out."""
 

@@ -97,10 +97,13 @@ class Averaging:
         step, since = state.global_step, state.global_step - self.config.after
         if since == 0:
             self._begin(step)
-        elif since > 0 and (since % self.config.every == 0 or step >= self.training.steps):
-            weights = self.training.weights()
-            if self.training.parallel.rank == 0:
-                self._update(step, weights)
+        elif since > 0 and since % self.config.every == 0:
+            self._take_in(step)
+
+    def finish(self, step: int) -> None:
+        """Take the last step's weights in."""
+        if step > self.config.after and step != self.updated:
+            self._take_in(step)
 
     def conclude(self, weights: Mapping[str, Tensor]) -> Mapping[str, Mapping[str, Tensor]]:
         """Put out the average, or the last weights where it has not begun."""
@@ -134,15 +137,19 @@ class Averaging:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; ranks without the average leave it to rank 0."""
+        self.updated = state["updated"]
         if self.training.parallel.rank == 0:
-            self.start, self.ema = dict(state["start"]), dict(state["ema"])
-            self.average, self.updated = dict(state["average"]), state["updated"]
+            self.start, self.ema, self.average = (dict(state[name]) for name in ("start", "ema", "average"))
 
     def _begin(self, step: int) -> None:
-        weights = self.training.weights()
+        weights, self.updated = self.training.weights(), step
         if self.training.parallel.rank == 0:
             self.start, self.ema, self.average = copied(weights), copied(weights), copied(weights)
-            self.updated = step
+
+    def _take_in(self, step: int) -> None:
+        weights, self.updated = self.training.weights(), step
+        if self.training.parallel.rank == 0:
+            self._update(step, weights)
 
     def _update(self, step: int, weights: Mapping[str, Tensor]) -> None:
         age = self.config.lag + self.config.multiplier * step
@@ -152,4 +159,3 @@ class Averaging:
             value = weights[name].detach()
             ema.mul_(1 - newest).add_(value, alpha=newest)
             self.average[name] = ema + correction * (value - self.start[name])
-        self.updated = step

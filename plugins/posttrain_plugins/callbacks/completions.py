@@ -79,6 +79,7 @@ class Sampler:
             islice(_questions(training), config.rows)
         )
         self.prompts = [training.policy.encoder.encode_prompt(prompt) for _, prompt in self.asked]
+        self.sampled = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Sample before the first step, if that is asked for."""
@@ -88,13 +89,18 @@ class Sampler:
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Sample where it is due."""
         step = state.global_step
-        if step % self.config.every == 0 or step >= self.training.steps:
+        if step % self.config.every == 0:
+            self._sample(step)
+
+    def finish(self, step: int) -> None:
+        """Sample from what was trained, if that is not done."""
+        if self.sampled != step:
             self._sample(step)
 
     def _sample(self, step: int) -> None:
         from posttrain_plugins.rollouts.generation import generate
 
-        config = self.config
+        config, self.sampled = self.config, step
         with self.training.aside():
             found = generate(
                 self.training.policy,

@@ -15,12 +15,13 @@ from posttrain.errors import StageError
 from posttrain_plugins.training.arrangement import Arrangement, described, earlier, threads
 from posttrain_plugins.training.batches import Budget, DataOrder, probe
 from posttrain_plugins.training.head import budget_of, unwrapped, vocabulary_of
+from posttrain_plugins.training.head.fused import MEMORY
 from posttrain_plugins.training.memory import bytes_per_token, measured_tokens, recomputing
 from posttrain_plugins.training.options import TrainingOptions, held_positions
 from posttrain_plugins.training.positions import reach, require_reach
 from posttrain_plugins.training.step import Stepper
 from posttrain_plugins.training.tally import gather
-from posttrain_plugins.training.way import KEPT, PRECISIONS, STEPS, Trial, Way
+from posttrain_plugins.training.way import PRECISIONS, STEPS, Trial, Way
 
 Steps = list[list[Example]]
 
@@ -56,7 +57,7 @@ def assemble(
     tried = probe(examples)
     _require_whole(parallel, tried)
     trial = Trial(tried, laid_out, pad, parallel.device, config.precision)
-    layout, kept = (config.layout, KEPT) if before is None else (before.layout, before.kept)
+    layout, kept = (config.layout, MEMORY) if before is None else (before.layout, before.kept)
     way = trial.way(model, layout, kept, context.stage.valued)
     _require_same(parallel, type(way.head).__name__, way.layout.name)
     _tell(context, model, way)
@@ -100,7 +101,7 @@ def _arranged(
         tokens=budget.tokens,
         supervised=budget.supervised or 1,
         layout=stepper.layout.name,
-        kept=KEPT,
+        kept=MEMORY,
         threads=threads(parallel.device),
         asked=asked,
     )
@@ -174,7 +175,7 @@ def _tokens(config: TrainingOptions, stepper: Stepper, steps: Sequence[Sequence[
     taken = bytes_per_token(stepper, longest)
     if config.gradient_checkpointing:
         taken = recomputing(stepper, longest, taken)
-    return measured_tokens(stepper, taken, reserved=4 * 3 * trainable + KEPT, largest=largest)
+    return measured_tokens(stepper, taken, reserved=4 * 3 * trainable + MEMORY, largest=largest)
 
 
 def _shrinking(context: StageContext, made: Arrangement, parallel: Parallel) -> Callable[[Budget], None]:

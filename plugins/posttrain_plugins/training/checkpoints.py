@@ -27,9 +27,9 @@ from posttrain_plugins.backends.single import Single
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 STATE = "state"
-"""Optimizer and scheduler: as large as the weights, so read once."""
+"""The optimizer: as large as the weights, so read once."""
 PROGRESS = "progress"
-"""Random generators and the metrics not reported yet."""
+"""Scheduler, loss, evaluation and callbacks, and the metrics not reported yet."""
 FINISHED = "finished"
 """Marks a checkpoint from which there is nothing to train."""
 NEEDED = "needed"
@@ -115,6 +115,10 @@ class Checkpoints:
             parallel: The ranks, which fill one directory together.
         """
         target = self._named(step)
+        if parallel.rank == 0:
+            # What was cut off takes the room that this one may need.
+            for unfinished in self.directory.glob(_temporary(f"{_PREFIX}*")):
+                _remove(unfinished)
         write_directory(target, fill, needed, parallel)
         if parallel.rank == 0:
             self._prune(step)
@@ -165,15 +169,20 @@ def write_directory(
         needed: Steps of the checkpoints that it needs beside itself.
         parallel: The ranks, which fill it together; when this returns, it is complete for all of them.
     """
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = target.with_name(_temporary(target.name))
     if parallel.rank == 0:
         _remove(temporary)
         temporary.mkdir(parents=True)
     parallel.barrier()
-    fill(temporary)
-    parallel.barrier()
-    if parallel.rank == 0:
-        _publish(temporary, target, needed)
+    try:
+        fill(temporary)
+        parallel.barrier()
+        if parallel.rank == 0:
+            _publish(temporary, target, needed)
+    except BaseException:
+        # A disk that is full stays full, for the journal too, while this lies there.
+        _remove(temporary)
+        raise
     parallel.barrier()
 
 
@@ -196,6 +205,11 @@ def _publish(temporary: Path, target: Path, needed: Sequence[int]) -> None:
     temporary.rename(target)
     sync(target.parent)
     _remove(replaced)
+
+
+def _temporary(name: str) -> str:
+    """Return the name of a directory that is being filled."""
+    return f".{name}.tmp"
 
 
 def _aside(name: str) -> str:

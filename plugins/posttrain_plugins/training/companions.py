@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from posttrain.contracts.backend import Parallel
-from posttrain.contracts.callback import Concluding, Delivering, Stateful
+from posttrain.contracts.callback import Concluding, Delivering, Finishing, Stateful
 from posttrain.contracts.registration import Group, load_target
 from posttrain.contracts.stage import StageContext
 from posttrain.errors import StageError
@@ -24,11 +24,12 @@ from posttrain_plugins.training.checkpoints import load_weights, save_weights
 from posttrain_plugins.training.loop import Loop
 from posttrain_plugins.training.options import EVALUATION
 from posttrain_plugins.training.randomness import random_state, restore_random_state
+from posttrain_plugins.training.tally import gather
 
 EVENTS = tuple(name for name in vars(transformers.TrainerCallback) if name.startswith("on_"))
 """What transformers tells callbacks of."""
-_TELLING = {"on_step_end", "on_evaluate", "on_log", "on_epoch_end"}
-"""After these a callback may have asked for the end of the training."""
+_DECIDING = {"on_step_end", "on_evaluate", "on_log", "on_save", "on_epoch_end"}
+"""After these the ranks decide together whether the training ends, as a callback may have asked for since."""
 _NUMBERS = {"on_log": "logs", "on_evaluate": "metrics"}
 """The events that hold metrics, and under which name."""
 _MODEL = "model"
@@ -85,10 +86,11 @@ class Companions(transformers.TrainerCallback):
 
     def __init__(self, joined: list[Companion], loop: Loop) -> None:
         self.joined, self.loop = joined, loop
+        self._ending = False
 
     @classmethod
     def join(cls, context: StageContext, loop: Loop, policy: Policy, steps: int) -> Companions:
-        """Make the callbacks that the options name and let them take part."""
+        """Make the callbacks that the options name, and have checkpoints keep what they know."""
         joined: list[Companion] = []
         numbers: Counter[str] = Counter()
         for choice in context.config.callbacks:
@@ -101,38 +103,53 @@ class Companions(transformers.TrainerCallback):
             with _unmoved(watches):
                 made = load_target(component.plugin.target)(training, component.config)
             joined.append(Companion(name, watches, made))
-        companions = cls(joined, loop)
-        if joined:
-            loop.companions = companions
-            loop.add_callback(companions)
+        loop.companions = companions = cls(joined, loop)
         return companions
 
     def tell(self, event: str, args: Any, state: Any, control: Any, **rest: Any) -> Any:
-        """Tell all of them, and see to it that all ranks end where one ends.
+        """Tell all of them, and see to it that all ranks end where one callback of one rank asks for it.
 
         Raises:
-            StageError: One that only watches asked for the end of the training.
+            StageError: One that only watches asked for the end of the training, or one for that of the epoch.
         """
         state.is_world_process_zero = self.loop.parallel.rank == 0
         if event in _NUMBERS:
             rest[_NUMBERS[event]] = _as_elsewhere(rest[_NUMBERS[event]])
         stopping = control.should_training_stop
         for each in self.joined:
-            hears, before = _method(each.callback, event), _ends(control)
+            hears = _method(each.callback, event)
             if hears is None:
                 continue
+            # Each is asked by itself: what others want is not for it to take back.
+            control.should_training_stop = False
             with _unmoved(each.watches):
                 answer = hears(args, state, control, **rest)
             control = control if answer is None else answer
-            if each.watches and _ends(control) and not before:
-                raise StageError(
-                    "a callback that only watches has asked for the end of the training",
-                    where=f"callback {each.name}, step {state.global_step}",
-                    fix="its class has to say `watches_only = False`, so that it is part of the key",
-                )
-        if event in _TELLING and not stopping and self.loop.parallel.agree(control.should_training_stop):
-            self.loop.halted = control.should_training_stop = control.should_save = True
+            _require_fit(each, state.global_step, control)
+            self._ending |= control.should_training_stop
+        control.should_training_stop = stopping
+        if event in _DECIDING:
+            self._decide(state.global_step, control)
         return control
+
+    def _decide(self, step: int, control: Any) -> None:
+        """End the training if it was asked for, with an evaluation of the last weights and a checkpoint."""
+        loop, evaluation = self.loop, self.loop.evaluation
+        if not loop.halted:
+            loop.halted = any(gather(loop.parallel, self._ending))
+            control.should_save |= loop.halted
+        if not loop.halted:
+            return
+        control.should_training_stop = True
+        if evaluation is not None and evaluation.at != step and not evaluation.owed:
+            control.should_evaluate = True
+
+    def finish(self, step: int) -> None:
+        """Tell those that have to know of the last step which one it is."""
+        for each in self.joined:
+            if isinstance(each.callback, Finishing):
+                with _unmoved(each.watches):
+                    each.callback.finish(step)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of them."""
@@ -162,23 +179,27 @@ class Companions(transformers.TrainerCallback):
                 found[port] = chosen
         return found
 
-    def judged(self, put_out: Mapping[str, Weights], weights: Weights, file: Path) -> dict[str, float]:
+    def judged(self, put_out: Mapping[str, Weights], weights: Weights, directory: Path) -> dict[str, float]:
         """Return what an evaluation of port `model` comes to, where it does not hold the last weights.
 
         Args:
             put_out: What each port is to hold, on rank 0.
-            weights: The last weights, on rank 0.
-            file: Where rank 0 can leave weights for the others.
+            weights: The last weights, on rank 0; what other ports hold may be the same tensors.
+            directory: Where rank 0 can leave weights for the others.
         """
         parallel, evaluation = self.loop.parallel, self.loop.evaluation
         same = parallel.agree(put_out.get(_MODEL, weights) is weights)
         if evaluation is None or same:
             return {}
+        last, concluded = directory / "last.safetensors", directory / "concluded.safetensors"
         if parallel.rank == 0:
-            save_weights(file, put_out[_MODEL])
+            save_weights(last, weights)
+            save_weights(concluded, put_out[_MODEL])
         parallel.barrier()
-        load_weights(file, self.loop.model, parallel)
-        return dict(evaluation.measure(self.loop.state.global_step))
+        load_weights(concluded, self.loop.model, parallel)
+        found = dict(evaluation.measure(self.loop.state.global_step))
+        load_weights(last, self.loop.model, parallel)
+        return found
 
     def deliver(self, outputs: Mapping[str, Path]) -> None:
         """Let them look at what was put out."""
@@ -202,9 +223,22 @@ def _unmoved(kept: bool) -> Iterator[None]:
             restore_random_state(generators)
 
 
-def _ends(control: Any) -> bool:
-    """Whether the training, or its pass over the data, is to end."""
-    return bool(control.should_training_stop or control.should_epoch_stop)
+def _require_fit(one: Companion, step: int, control: Any) -> None:
+    """Refuse what a callback must not ask for."""
+    where = f"callback {one.name}, step {step}"
+    if control.should_epoch_stop:
+        raise StageError(
+            "a callback has asked for the end of the epoch, and a resume would not know of it",
+            where=where,
+            found="should_epoch_stop",
+            fix="ask for the end of the training, should_training_stop, or for fewer rows",
+        )
+    if one.watches and control.should_training_stop:
+        raise StageError(
+            "a callback that only watches has asked for the end of the training",
+            where=where,
+            fix="its class has to say `watches_only = False`, so that it is part of the key",
+        )
 
 
 def _method(callback: Any, event: str) -> Callable[..., Any] | None:

@@ -106,13 +106,14 @@ class Evaluation:
     Args:
         stepper: Computes the loss.
         examples: The set.
-        every: Steps between two evaluations; 0: only after the last step.
+        every: Steps between two evaluations; 0: only after the last step, whichever that turns out to be.
         best: What to do with the metrics beside reporting them.
         counts: Key figures of the set.
         reference: As `Stepper.reference`, for the rows of this set.
         last: What the last evaluation came to.
         pause: Called with how many examples are done, and of how many; may raise to stop, on all ranks at once.
         owed: Whether one was broken off, with which a resume begins.
+        at: The step that the last one was after.
     """
 
     stepper: Stepper
@@ -124,6 +125,7 @@ class Evaluation:
     last: dict[str, float] = field(default_factory=dict)
     pause: Pause = unheard
     owed: bool = False
+    at: int | None = None
 
     def due(self, step: int, steps: int) -> bool:
         """Say whether to evaluate after a step."""
@@ -151,7 +153,7 @@ class Evaluation:
                 " (counted from 0)",
                 fix="lower learning_rate, or look at these rows",
             )
-        found = {"loss": result.loss, **result.metrics}
+        self.at, found = step, {"loss": result.loss, **result.metrics}
         self.last = {f"{EVALUATION}/{name}": value for name, value in found.items()}
         if self.best is not None:
             self.best.require(self.last)
@@ -171,10 +173,10 @@ class Evaluation:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"last": self.last, "best": self.best and self.best.state(), "owed": self.owed}
+        return {"last": self.last, "at": self.at, "best": self.best and self.best.state(), "owed": self.owed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.last, self.owed = dict(state["last"]), state.get("owed", False)
+        self.last, self.at, self.owed = dict(state["last"]), state["at"], state["owed"]
         if self.best is not None:
             self.best.restore(state["best"])

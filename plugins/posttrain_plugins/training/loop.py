@@ -84,7 +84,7 @@ class Loop(transformers.Trainer):
 
     Attributes:
         model: The policy, without what a backend wraps around it.
-        companions: The callbacks of the options, whose state checkpoints keep; None where there are none.
+        companions: The `Companions`, whose state checkpoints keep; they join before the first step.
         moving: The reference, where it follows the policy; checkpoints keep it.
         halted: Whether one of them has ended the training.
         latest: What the last step came to.
@@ -167,6 +167,7 @@ class Loop(transformers.Trainer):
                 raise
             # What was learned is worth a checkpoint; a resume begins with this evaluation.
             self.evaluation.owed = True
+            self.control.should_evaluate = False
             self.control.should_save = self.control.should_training_stop = True
             return {}
         self.evaluation.owed = False
@@ -204,9 +205,12 @@ class Loop(transformers.Trainer):
         return norm
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        weights = self.weights(f"after step {self.state.global_step}", trainable=True)
+        step = self.state.global_step
+        if self.ended:
+            self.companions.finish(step)
+        weights = self.weights(f"after step {step}", trainable=True)
         fill = partial(self._fill, weights)
-        self.checkpoints.write(self.state.global_step, fill, self.needed, self.parallel)
+        self.checkpoints.write(step, fill, self.needed, self.parallel)
 
     @property
     def needed(self) -> list[int]:
@@ -216,7 +220,9 @@ class Loop(transformers.Trainer):
 
     def _fill(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
         assert self.optimizer is not None and self.lr_scheduler is not None
-        Shares(directory, self.parallel).save(self.optimizer)
+        if not self.ended:
+            # From the end nobody trains on.
+            Shares(directory, self.parallel).save(self.optimizer)
         if self.parallel.rank > 0:
             return
         save_weights(directory / WEIGHTS, weights)
@@ -273,7 +279,7 @@ class Loop(transformers.Trainer):
             "loss": dict(self.stepper.state),
             "evaluation": self.evaluation and self.evaluation.state(),
             "scaling": self.scaling and self.scaling.state(),
-            "callbacks": self.companions and self.companions.state(),
+            "callbacks": self.companions.state(),
             "reference": self.moving and self.moving.state(),
             "halted": self.halted,
         }
@@ -293,11 +299,10 @@ class Loop(transformers.Trainer):
         return self.state.global_step - (self.scaling.skipped if self.scaling else 0)
 
     def take_over(self, checkpoint: Checkpoint) -> None:
-        """Take over the end of a training that was cut off before its result was saved."""
+        """Take over what a checkpoint holds, but for what is needed to train on."""
         self._load_from_checkpoint(str(checkpoint.path))
         self.state = transformers.TrainerState.load_from_json(str(checkpoint.path / TRAINER_STATE_NAME))
         self.restore_progress(checkpoint.path)
-        self.halted = True
 
     def conclude(self) -> tuple[dict[str, float], str]:
         """Take the best weights where that is asked for; return the final figures and a line about the end."""
@@ -332,8 +337,7 @@ class Loop(transformers.Trainer):
             self.evaluation.restore(progress["evaluation"])
         if self.scaling is not None:
             self.scaling.restore(progress["scaling"])
-        if self.companions is not None:
-            self.companions.restore(progress["callbacks"] or {})
+        self.companions.restore(progress["callbacks"])
         if self.moving is not None:
             self.moving.restore(progress["reference"])
         self.halted = progress["halted"]

@@ -177,7 +177,7 @@ class TrainingOptions(StageConfig):
     save_steps: Annotated[int, VolatileMark()] = Field(
         default=100,
         ge=0,
-        description="steps between two checkpoints; 0: only when asked to stop, and of the best weights",
+        description="steps between two checkpoints; 0: only at the end, when asked to stop, and of the best weights",
     )
     save_total_limit: Annotated[int, VolatileMark()] = Field(
         default=2, ge=1, description="newest checkpoints to keep; the best one stays beside them"

@@ -18,10 +18,9 @@ def settled(loop: Loop, checkpoint: Checkpoint) -> Checkpoint:
     Where it is broken off again, the checkpoint stays as it is and the evaluation owed.
     """
     progress = load_state(checkpoint.path, PROGRESS)
-    if loop.evaluation is None or not progress["evaluation"].get("owed"):
+    if loop.evaluation is None or not progress["evaluation"]["owed"]:
         return checkpoint
     loop.take_over(checkpoint)
-    loop.halted = progress["halted"]
     loop.evaluate()
     if loop.evaluation.owed:
         return checkpoint

@@ -24,6 +24,7 @@ from posttrain_plugins.training.layouts import Layout
 from posttrain_plugins.training.microbatch import MicroBatch
 from posttrain_plugins.training.positions import reach, require_reach
 from posttrain_plugins.training.processor import quick_products
+from posttrain_plugins.training.way import computing
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Scorer:
 
     def score(self, micro: MicroBatch) -> Scores:
         """Run the policy over a micro-batch."""
-        with self.layout.attending(self.model, micro), self._autocast():
+        with self.layout.attending(self.model, micro), computing(self.device, self.precision):
             found = self.head(self.model, micro, self.wanted)
         return self.referred(
             Scores(
@@ -195,11 +196,6 @@ class Scorer:
     def _largest(self) -> torch.nn.Parameter:
         parameters: Iterator[torch.nn.Parameter] = self.model.parameters()
         return max(parameters, key=lambda tensor: tensor.numel() if tensor.dim() > 1 else 0)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(
-            self.device.type, dtype=self.precision or torch.bfloat16, enabled=self.precision is not None
-        )
 
 
 def _sequence_sums(scores: Scores) -> Tensor:

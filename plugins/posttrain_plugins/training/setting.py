@@ -1,4 +1,4 @@
-"""What surrounds a training: adapters, dropout, determinism, the arguments that transformers gets."""
+"""What surrounds a training: dropout, determinism, the arguments that transformers gets."""
 
 from __future__ import annotations
 

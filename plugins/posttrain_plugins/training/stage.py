@@ -131,7 +131,7 @@ class Session:
         loop = self.loop
         weights = loop.weights("after the last step", trainable=hasattr(loop.model, "peft_config"))
         put_out = self.companions.conclude(weights) if loop.parallel.rank == 0 else {}
-        return put_out, self.companions.judged(put_out, weights, self.context.work / "concluded.safetensors")
+        return put_out, self.companions.judged(put_out, weights, self.context.work)
 
 
 def _trainer(context: StageContext) -> Trainer:
@@ -165,13 +165,15 @@ def _session(
         zero,
         evaluation=evaluation,
     )
-    loop.add_callback(Watch(context, loop, steps))
     companions = Companions.join(context, loop, replace(policy, model=model), steps)
     if drops(model):
         context.note(
             "dropout is active, and its masks depend on micro_batch_tokens: another cut, other numbers"
         )
+    # A reference that moves stands first: an evaluation before the first step needs it.
     ReferenceSource(context, policy, loop, steps).connect()
+    loop.add_callback(Watch(context, loop, steps))
+    loop.add_callback(companions)
     return Session(context, loop, steps, companions)
 
 

@@ -34,6 +34,8 @@ class Watch(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock; evaluate the policy as it came, if that is asked for."""
+        # A checkpoint's state has those of the options that it was written with.
+        state.compute_steps(args, state.max_steps)
         if state.global_step == 0 and self.loop.config.eval_on_start:
             self.loop.evaluate()
         self.loop.paused, self._since = 0.0, time.monotonic()
@@ -48,7 +50,8 @@ class Watch(transformers.TrainerCallback):
         """Report progress; ask for evaluations, and for a checkpoint and the end when stopping."""
         self.context.progress(state.global_step, self.steps, "steps")
         if state.global_step >= self.steps:
-            control.should_log = True
+            # Whatever comes after the last step can fail, and must not cost the training.
+            control.should_log = control.should_save = True
         evaluation = self.loop.evaluation
         if evaluation is not None and evaluation.due(state.global_step, self.steps):
             control.should_evaluate = True

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posttrain.contracts.trainer import Example
 from posttrain_plugins.training.head import TOLERANCE, Head, Wanted, choose_head, choose_value_head
+from posttrain_plugins.training.head.fused import MEMORY
 from posttrain_plugins.training.layouts import LAYOUTS, Layout, choose_layout
 from posttrain_plugins.training.layouts.choice import Read
 from posttrain_plugins.training.microbatch import MicroBatch
@@ -18,9 +19,6 @@ from posttrain_plugins.training.options import Precision
 
 STEPS = 8
 """Steps whose lengths the choice of a layout rests on."""
-KEPT = 1 << 30
-"""Bytes of logits that are kept for the backward pass; more, of one long example, are computed again, a part at a
-time."""
 PRECISIONS: Mapping[Precision, torch.dtype | None] = {
     "float32": None,
     "bfloat16": torch.bfloat16,
@@ -62,7 +60,7 @@ class Trial:
     device: torch.device
     precision: Precision
 
-    def way(self, model: Any, layout: str, kept: int = KEPT, valued: bool = False) -> Way:
+    def way(self, model: Any, layout: str, kept: int = MEMORY, valued: bool = False) -> Way:
         """Choose head and layout.
 
         Args:

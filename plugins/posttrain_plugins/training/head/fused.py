@@ -31,7 +31,8 @@ backward pass ran at 96 % of the rate of 1,024 where logits were kept, and at 93
 STEP = 16
 """On a CPU the number of tokens is filled up to a multiple of this: kernels are made for each number anew."""
 MEMORY = 1 << 30
-"""Bytes of logits that are kept for the backward pass unless told otherwise."""
+"""Bytes of logits that are kept for the backward pass unless told otherwise; more, of one long example, are computed
+again, a part at a time."""
 
 
 @dataclass(frozen=True)
