@@ -14,6 +14,7 @@ CALLBACKS = [
         "bema",
         "Put out a bias-corrected moving average of the weights",
         f"{_HERE}.bema:Bema",
+        numerics=2,
         reference="https://arxiv.org/abs/2508.00180",
     ),
     Registration(
