@@ -40,7 +40,7 @@ from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.discovery import discover
 from posttrain.wording import did_you_mean, listed
 
-__all__ = ["Pipeline", "Selection", "require_allowed"]
+__all__ = ["Pipeline", "Selection", "require_allowed", "require_room"]
 
 WORKSPACE = ".posttrain"
 DEFAULT_RUNNER = "prefect"
@@ -208,6 +208,7 @@ class Pipeline:
         self.require_runner(runner)
         plan = plan or self.plan(workspace, selection)
         require_allowed(plan)
+        require_room(plan)
         chosen = self._runner(runner)
         record = create_run(workspace, self._record(selection, runner, plan), plan.as_dict())
         return self._execute(record, plan, chosen, observer, track, resumed=False)

@@ -63,12 +63,15 @@ class TestPlan:
         assert "error: sft.data: this rate is absurd" in told.err
         assert not WORKSPACE.exists()
 
-    def test_what_the_machine_lacks_is_warned_of_and_ends_a_run_before_it_starts(self, chain: Path) -> None:
+    def test_what_the_machine_lacks_is_warned_of_and_ends_a_run_before_it_starts(
+        self, chain: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         asks = ["--set", "stages.dpo.resources.gpus=64"]
         told = command("plan", chain, *asks)
         assert told.code == 0
         text = " ".join(told.out.split())
-        assert "resources.gpus: this machine has not enough GPUs: 0 of 64" in text
+        assert "this node asks for more GPUs than this machine has: 64, and there are 0" in text
         told = command("run", chain, *asks)
         assert told.code == 1 and "dpo.resources.gpus" in told.err
         assert not WORKSPACE.exists(), "nothing was started"

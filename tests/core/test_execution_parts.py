@@ -30,7 +30,7 @@ from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import execute, grace_seconds, overall
 from posttrain.execution.signals import Stop, describe_exit
 from posttrain.execution.worker import UNSTORED
-from posttrain.planning.machine import Machine
+from posttrain.planning.capacity import Machine
 from posttrain.planning.spec import Resources
 from posttrain.registry.isolation import isolated, undisturbed
 

@@ -13,8 +13,8 @@ from posttrain.contracts.registration import Group
 from posttrain.contracts.reward import ModelReward
 from posttrain.contracts.stage import Estimate, Level, Port, Stage, StageConfig
 from posttrain.planning import requirements
+from posttrain.planning.capacity import Machine
 from posttrain.planning.keys import plugin_identities
-from posttrain.planning.machine import Machine
 from posttrain.planning.nodes import Node
 from posttrain.planning.requirements import crowding, shortfalls
 from posttrain.planning.spec import Resources, Runtime
@@ -68,9 +68,13 @@ def test_gpus_that_no_rank_uses_are_told(backend: Any):
     [
         (None, 0, []),
         (2**30, 0, []),
-        (2**30 + 1, 0, ["memory: this machine has 1.0 GiB, and up to 1.0 GiB may be needed"]),
+        (2**31, 0, ["memory: this machine has 1.0 GiB, and up to 2.0 GiB may be needed"]),
         (2**40, 1, []),
-        (2**40, 2, ["resources.gpus: this machine has not enough GPUs: 1 of 2"]),
+        (
+            2**40,
+            2,
+            ["resources.gpus: this node asks for more GPUs than this machine has: 2, and there are 1"],
+        ),
     ],
 )
 def test_what_a_machine_lacks_is_told(needed: int | None, gpus: int, told: list[str]):

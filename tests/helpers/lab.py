@@ -19,8 +19,8 @@ from posttrain.execution.records import RunRecord, create_run, find_run, require
 from posttrain.execution.run import PipelineRun
 from posttrain.execution.sequential import SequentialRunner
 from posttrain.execution.session import RunReport, execute
+from posttrain.planning.capacity import Machine
 from posttrain.planning.graph import Graph, build_graph
-from posttrain.planning.machine import Machine
 from posttrain.planning.parsing import resolved
 from posttrain.planning.spec import PipelineSpec
 from posttrain.registry.catalogue import Catalogue

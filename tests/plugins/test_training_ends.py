@@ -23,9 +23,10 @@ from helpers.training import (
 
 from posttrain.artifacts.manifest import Artifact
 from posttrain.contracts.callback import Callback
-from posttrain.contracts.component import Config
+from posttrain.contracts.component import Choice, Config
 from posttrain.errors import Interrupted, StageError
 from posttrain_plugins.callbacks.bema import Averaging, BemaOptions
+from posttrain_plugins.training import companions
 from posttrain_plugins.training.checkpoints import Checkpoints
 
 HELD_OUT = [{"prompt": f"ask {number}?", "completion": "ba" * (1 + number % 3)} for number in range(4)]
@@ -128,6 +129,92 @@ def test_an_end_and_a_stop_at_one_step_are_both_heard(tmp_path: Path, model: Art
     assert train(first).steps == 3, "the training is over, so there is nothing to stop"
 
 
+class Deadline(Asking):
+    """Asks for the end whenever it is told of something, once the time is over."""
+
+    def hear(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step >= 3
+
+
+class HasDeadline(Callback):
+    target = f"{__name__}:Deadline"
+
+
+def test_a_wish_that_comes_after_a_stop_ends_nothing(
+    tmp_path: Path, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deadline, "event", "on_train_end")
+    first = foreign(tmp_path, model, HasDeadline)
+    first.stop_at = 3
+    with pytest.raises(Interrupted):
+        train(first)
+    monkeypatch.setattr(Deadline, "event", "on_log")
+    first = foreign(tmp_path / "log", model, HasDeadline, logging_steps=100)
+    first.stop_at = 3
+    with pytest.raises(Interrupted):
+        train(first)
+
+
+def test_a_wish_before_the_first_step_ends_after_it(
+    tmp_path: Path, model: Artifact, written: list[int]
+) -> None:
+    class Eager(Asking):
+        event = "on_evaluate"
+
+        def hear(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = True
+
+    globals()["Eager"] = Eager
+    plugin = type("Plugin", (Callback,), {"target": f"{__name__}:Eager"})
+    context = held_out(foreign(tmp_path, model, plugin, ["bema"], eval_on_start=True))
+    assert train(context).steps == 1 and written == [1]
+    assert any("steps 0 to 1, taken in every 400" in note for note in context.notes)
+
+
+class Vetoing(Asking):
+    """Wants no checkpoint, no evaluation and no report."""
+
+    def hear(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_save = control.should_evaluate = control.should_log = False
+
+
+class Vetoes(Callback):
+    target = f"{__name__}:Vetoing"
+
+
+def test_nobody_takes_the_checkpoint_of_the_end_back(
+    tmp_path: Path, model: Artifact, written: list[int]
+) -> None:
+    stopped = foreign(tmp_path, model, Vetoes)
+    stopped.stop_at = 2
+    with pytest.raises(Interrupted):
+        train(stopped)
+    assert written == [2]
+    context = held_out(foreign(tmp_path / "whole", model, Vetoes))
+    assert "eval/loss" in train(context).figures and written == [2, STEPS]
+    assert STEPS in context.seen_metrics
+
+
+@pytest.mark.parametrize("ends", ["callback", "patience"])
+def test_the_last_report_comes_however_the_end_came(ends: str, tmp_path: Path, model: Artifact) -> None:
+    patience = {"early_stopping_patience": 1, "early_stopping_threshold": 100.0, "eval_steps": 1}
+    often = {"logging_steps": 100, **(patience if ends == "patience" else {})}
+    context = (
+        foreign(tmp_path, model, asking(), **often)
+        if ends == "callback"
+        else sft(tmp_path, model, [], **often)
+    )
+    last = int(train(held_out(context)).steps)
+    assert last < STEPS and "tokens_per_second" in context.seen_metrics[last]
+
+
+def test_without_callbacks_ranks_have_nothing_to_agree_on(
+    tmp_path: Path, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(companions, "gather", None)
+    assert trained(tmp_path, model, []).losses
+
+
 def test_the_end_of_an_epoch_is_refused(tmp_path: Path, model: Artifact) -> None:
     with pytest.raises(StageError, match="end of the epoch, and a resume would not know of it"):
         train(foreign(tmp_path, model, asking(wish="should_epoch_stop")))
@@ -163,7 +250,7 @@ def averaged(model: Artifact, last: Mapping[str, torch.Tensor], step: int) -> di
     training: Any = SimpleNamespace(parallel=parallel, steps=step, weights=lambda: shown.pop(0))
     average = Averaging(training, BemaOptions())
     average.on_train_begin(None, SimpleNamespace(global_step=0), None)
-    average.finish(step)
+    average.last_step(step)
     return average.average
 
 
@@ -186,9 +273,13 @@ def test_without_checkpoints_the_end_is_one_and_holds_no_optimizer(
     assert not any(name.startswith(("state", "random")) for name in names)
 
 
-def test_what_is_cut_off_after_the_last_step_costs_no_training(tmp_path: Path, model: Artifact) -> None:
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_what_is_cut_off_after_the_last_step_costs_no_training(
+    evaluation: int, tmp_path: Path, model: Artifact
+) -> None:
+    """The first evaluation is of the last weights, the second of the average that is put out."""
     first = held_out(sft(tmp_path, model, ["bema"]))
-    interrupted_at(first, "evaluation rows", times=2)
+    interrupted_at(first, "evaluation rows", times=evaluation)
     again = held_out(sft(tmp_path, model, ["bema"]))
     assert train(again).steps == STEPS and again.losses == []
     whole = held_out(sft(tmp_path / "whole", model, ["bema"]))
@@ -217,6 +308,16 @@ def test_judging_one_port_leaves_the_others_alone(evaluated: bool, tmp_path: Pat
     plain = trained(tmp_path / "plain", model, [])
     assert same(weights(context.output("last")), weights(plain.output("model")))
     assert not any(tensor.any() for tensor in weights(context.output("model")).values())
+    assert not list(context.work.glob("*.safetensors")), "nothing is left of what ranks told each other"
+
+
+def test_trying_a_reward_model_again_leaves_the_other_ports_alone(tmp_path: Path, model: Artifact) -> None:
+    options = {"max_steps": 3, "batch_size": 2}
+    context = context_for(tmp_path, "train.reward", model, preference_rows(), "preference", **options)
+    context.config = context.config.model_copy(update={"callbacks": (Choice(name="acme/mine"),)})
+    context.components["acme/mine"] = PutsOutBoth
+    train(context)
+    assert any(tensor.any() for tensor in weights(context.output("last")).values())
 
 
 def test_a_reward_model_and_its_average_are_judged_each_by_itself(tmp_path: Path, model: Artifact) -> None:

@@ -123,7 +123,7 @@ def perform(
         PosttrainError: It is refused.
         typer.Exit: It did not complete.
     """
-    from posttrain.pipeline import require_allowed
+    from posttrain.pipeline import require_allowed, require_room
 
     with reserved(as_json):
         loaded.require_runner(runner)
@@ -131,6 +131,7 @@ def perform(
     if not as_json:
         warn(planned.warnings, voice)
     require_allowed(planned)
+    require_room(planned)
     if planned.nothing_to_do:
         _nothing_to_do(loaded, planned, workspace, quiet=quiet, as_json=as_json, voice=voice)
         return {name: node.record.outputs for name, node in planned.nodes.items() if node.record is not None}

@@ -94,10 +94,10 @@ class Stateful(Protocol):
 class Finishing(Protocol):
     """A callback that has to know which step is the last; early stopping or another callback may end it sooner."""
 
-    def finish(self, step: int) -> None:
-        """Take the last step in, on every rank: after all its events, before the checkpoint of the end is written.
+    def last_step(self, step: int) -> None:
+        """Take the last step in, on every rank: when it is evaluated, before the checkpoint of the end is written.
 
-        It may be called more than once.
+        It may be called more than once. A training that was asked to stop has no last step yet.
 
         Args:
             step: The number of the step.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from posttrain.errors import Interrupted
-from posttrain.planning.machine import Machine
+from posttrain.planning.capacity import Machine
 from posttrain.planning.spec import Resources
 
 _POLL = 0.2
@@ -71,6 +71,11 @@ class Pool:
         Raises:
             Interrupted: The run was asked to stop meanwhile.
         """
+        machine = self.machine
+        possible = (machine.cpus, len(machine.gpus), machine.memory)
+        assert all(asked <= there for asked, there in zip(astuple(demand), possible, strict=True)), (
+            "or wait for ever"
+        )
         with self._changed:
             while not self._fits(demand):
                 if stopping():

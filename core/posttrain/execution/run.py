@@ -28,9 +28,9 @@ from posttrain.execution.protocol import Result
 from posttrain.execution.records import RunRecord
 from posttrain.execution.resources import Pool
 from posttrain.execution.signals import Stop
+from posttrain.planning.capacity import Machine
 from posttrain.planning.graph import Graph, Node, Reference
 from posttrain.planning.handoffs import real_input
-from posttrain.planning.machine import Machine
 from posttrain.planning.secrets import Redactor
 from posttrain.registry.catalogue import Catalogue
 

@@ -10,8 +10,8 @@ from typing import Any
 from posttrain.artifacts.store import KeyRecord
 from posttrain.contracts.stage import Estimate, Finding, Input
 from posttrain.errors import HandoffError, SpecError
+from posttrain.planning.capacity import Machine
 from posttrain.planning.handoffs import refusals
-from posttrain.planning.machine import Machine
 from posttrain.planning.nodes import Graph, Reference
 from posttrain.wording import listed
 
@@ -184,12 +184,11 @@ class Plan:
 
 
 def require_allowed(plan: Plan) -> None:
-    """Refuse a plan whose hand-offs do not fit, whose selection lacks what it needs, or that is too much for here.
+    """Refuse a plan whose hand-offs do not fit or whose selection lacks what it needs.
 
     Raises:
         HandoffError: Some hand-off does not fit.
         SpecError: `--from` leaves out stages that are not cached.
-        StageError: A node asks for more than this machine has.
     """
     if plan.refused:
         first, *others = plan.refused
@@ -208,11 +207,10 @@ def require_allowed(plan: Plan) -> None:
             found=listed(plan.unbuilt),
             fix="run without --from, or select from an earlier stage",
         )
-    require_room(plan)
 
 
 def require_room(plan: Plan) -> None:
-    """Refuse a plan with a node that is sure to be built and asks for more than this machine has.
+    """Refuse to run a plan with a node that is new or stale and asks for more than this machine has.
 
     Raises:
         StageError: It has less.

@@ -10,9 +10,9 @@ from typing import Any
 from posttrain.artifacts.store import KeyRecord, Store
 from posttrain.contracts.stage import Certainty, Estimate, Finding, Input, Level
 from posttrain.errors import DataError, PluginError
+from posttrain.planning.capacity import Machine
 from posttrain.planning.handoffs import Handoffs, complaint, predicted_inputs, real_input
 from posttrain.planning.keys import differences, key_ingredients, key_of, plugin_identities
-from posttrain.planning.machine import Machine
 from posttrain.planning.nodes import Graph, Node, Reference
 from posttrain.planning.past import Past
 from posttrain.planning.plan import Judgement, NodePlan, Plan, Standing

@@ -10,7 +10,7 @@ from posttrain.contracts.callback import Callback
 from posttrain.contracts.registration import Group
 from posttrain.contracts.reward import ModelReward
 from posttrain.contracts.stage import Certainty, Estimate, Finding, Level
-from posttrain.planning.machine import Machine
+from posttrain.planning.capacity import Machine
 from posttrain.planning.nodes import Node
 from posttrain.registry.catalogue import Catalogue
 from posttrain.registry.components import choices
@@ -71,7 +71,7 @@ def _of_backend(option: str, node: Node, backend: Backend, config: object) -> It
 def crowding(node: Node, estimate: Estimate | None, machine: Machine) -> Iterator[Finding]:
     """Yield what a machine lacks for a node: warnings, as a plan may be made where the run is not."""
     for lack in machine.lacks(node.resources):
-        message = f"this machine has not enough {lack.what}: {lack.there} of {lack.asked}"
+        message = f"this node asks for more {lack.what} than this machine has: {lack.asked}, and there are {lack.there}"
         yield _finding(
             lack.option, message, "lower it, or run the pipeline on a larger machine", Level.WARNING
         )

@@ -100,7 +100,7 @@ class Averaging:
         elif since > 0 and since % self.config.every == 0:
             self._take_in(step)
 
-    def finish(self, step: int) -> None:
+    def last_step(self, step: int) -> None:
         """Take the last step's weights in."""
         if step > self.config.after and step != self.updated:
             self._take_in(step)

@@ -92,7 +92,7 @@ class Sampler:
         if step % self.config.every == 0:
             self._sample(step)
 
-    def finish(self, step: int) -> None:
+    def last_step(self, step: int) -> None:
         """Sample from what was trained, if that is not done."""
         if self.sampled != step:
             self._sample(step)

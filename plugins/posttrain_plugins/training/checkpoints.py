@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,10 @@ def write_directory(
         if parallel.rank == 0:
             _publish(temporary, target, needed)
     except BaseException:
-        # A disk that is full stays full, for the journal too, while this lies there.
-        _remove(temporary)
+        # A disk that is full stays full, for the journal too, while this lies there. Other ranks may still write to it.
+        if parallel.size == 1:
+            with suppress(OSError):
+                _remove(temporary)
         raise
     parallel.barrier()
 

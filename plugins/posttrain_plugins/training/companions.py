@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor
 
@@ -30,6 +31,8 @@ EVENTS = tuple(name for name in vars(transformers.TrainerCallback) if name.start
 """What transformers tells callbacks of."""
 _DECIDING = {"on_step_end", "on_evaluate", "on_log", "on_save", "on_epoch_end"}
 """After these the ranks decide together whether the training ends, as a callback may have asked for since."""
+_FLAGS = ("should_save", "should_evaluate", "should_log")
+"""What a callback may ask for besides, and not take back."""
 _NUMBERS = {"on_log": "logs", "on_evaluate": "metrics"}
 """The events that hold metrics, and under which name."""
 _MODEL = "model"
@@ -86,7 +89,7 @@ class Companions(transformers.TrainerCallback):
 
     def __init__(self, joined: list[Companion], loop: Loop) -> None:
         self.joined, self.loop = joined, loop
-        self._ending = False
+        self._ending, self._over = False, False
 
     @classmethod
     def join(cls, context: StageContext, loop: Loop, policy: Policy, steps: int) -> Companions:
@@ -112,10 +115,14 @@ class Companions(transformers.TrainerCallback):
         Raises:
             StageError: One that only watches asked for the end of the training, or one for that of the epoch.
         """
+        if not self.joined:
+            return control
         state.is_world_process_zero = self.loop.parallel.rank == 0
+        # transformers' last report comes when the loop is over.
+        self._over |= event == "on_train_end" or "train_runtime" in rest.get("logs", {})
         if event in _NUMBERS:
             rest[_NUMBERS[event]] = _as_elsewhere(rest[_NUMBERS[event]])
-        stopping = control.should_training_stop
+        stopping, wanted = control.should_training_stop, {flag: getattr(control, flag) for flag in _FLAGS}
         for each in self.joined:
             hears = _method(each.callback, event)
             if hears is None:
@@ -126,30 +133,34 @@ class Companions(transformers.TrainerCallback):
                 answer = hears(args, state, control, **rest)
             control = control if answer is None else answer
             _require_fit(each, state.global_step, control)
-            self._ending |= control.should_training_stop
+            self._ending |= bool(control.should_training_stop) and not self._over
+            wanted = {flag: wanted[flag] or bool(getattr(control, flag)) for flag in _FLAGS}
+        for flag, value in wanted.items():
+            setattr(control, flag, value)
         control.should_training_stop = stopping
-        if event in _DECIDING:
+        if event in _DECIDING and not self._over:
             self._decide(state.global_step, control)
         return control
 
     def _decide(self, step: int, control: Any) -> None:
-        """End the training if it was asked for, with an evaluation of the last weights and a checkpoint."""
+        """End the training if it was asked for: with a report, an evaluation of the last weights and a checkpoint."""
         loop, evaluation = self.loop, self.loop.evaluation
-        if not loop.halted:
-            loop.halted = any(gather(loop.parallel, self._ending))
-            control.should_save |= loop.halted
+        loop.halted = loop.halted or any(gather(loop.parallel, self._ending))
         if not loop.halted:
             return
-        control.should_training_stop = True
-        if evaluation is not None and evaluation.at != step and not evaluation.owed:
+        control.should_training_stop = control.should_log = True
+        owed = evaluation is not None and evaluation.owed
+        if evaluation is not None and evaluation.at != step and not owed:
             control.should_evaluate = True
+        if loop.finished != step and not owed:
+            control.should_save = True
 
-    def finish(self, step: int) -> None:
-        """Tell those that have to know of the last step which one it is."""
+    def last_step(self, step: int) -> None:
+        """Tell those that have to know of the last step which one it was."""
         for each in self.joined:
             if isinstance(each.callback, Finishing):
                 with _unmoved(each.watches):
-                    each.callback.finish(step)
+                    each.callback.last_step(step)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of them."""
@@ -177,29 +188,30 @@ class Companions(transformers.TrainerCallback):
                         "these are not the tensors that were trained", where=f"callback {each.name}"
                     )
                 found[port] = chosen
-        return found
+        # What port `model` holds is loaded into the policy, to be judged and to be tried again.
+        live = {tensor.data_ptr() for tensor in weights.values()}
+        return {port: chosen if port == _MODEL else _apart(chosen, live) for port, chosen in found.items()}
 
-    def judged(self, put_out: Mapping[str, Weights], weights: Weights, directory: Path) -> dict[str, float]:
+    def judged(self, put_out: Mapping[str, Weights], weights: Weights, file: Path) -> dict[str, float]:
         """Return what an evaluation of port `model` comes to, where it does not hold the last weights.
 
         Args:
             put_out: What each port is to hold, on rank 0.
-            weights: The last weights, on rank 0; what other ports hold may be the same tensors.
-            directory: Where rank 0 can leave weights for the others.
+            weights: The last weights, on rank 0.
+            file: Where rank 0 can leave weights for the others.
         """
         parallel, evaluation = self.loop.parallel, self.loop.evaluation
         same = parallel.agree(put_out.get(_MODEL, weights) is weights)
         if evaluation is None or same:
             return {}
-        last, concluded = directory / "last.safetensors", directory / "concluded.safetensors"
         if parallel.rank == 0:
-            save_weights(last, weights)
-            save_weights(concluded, put_out[_MODEL])
+            save_weights(file, put_out[_MODEL])
         parallel.barrier()
-        load_weights(concluded, self.loop.model, parallel)
-        found = dict(evaluation.measure(self.loop.state.global_step))
-        load_weights(last, self.loop.model, parallel)
-        return found
+        load_weights(file, self.loop.model, parallel)
+        parallel.barrier()
+        if parallel.rank == 0:
+            file.unlink()
+        return dict(evaluation.measure(self.loop.state.global_step))
 
     def deliver(self, outputs: Mapping[str, Path]) -> None:
         """Let them look at what was put out."""
@@ -221,6 +233,16 @@ def _unmoved(kept: bool) -> Iterator[None]:
     finally:
         if generators is not None:
             restore_random_state(generators)
+
+
+def _apart(chosen: Weights, live: Collection[int]) -> Weights:
+    """Return weights that are not those of the policy, whose tensors lie at `live`; what is tied stays tied."""
+
+    def place(tensor: Tensor) -> tuple[int, torch.Size]:
+        return tensor.data_ptr(), tensor.shape
+
+    copies = {place(each): each.clone() for each in chosen.values() if each.data_ptr() in live}
+    return {name: copies.get(place(tensor), tensor) for name, tensor in chosen.items()}
 
 
 def _require_fit(one: Companion, step: int, control: Any) -> None:

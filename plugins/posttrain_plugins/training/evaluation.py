@@ -177,6 +177,7 @@ class Evaluation:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.last, self.at, self.owed = dict(state["last"]), state["at"], state["owed"]
+        self.last, self.at = dict(state["last"]), state.get("at")
+        self.owed = state.get("owed", False)
         if self.best is not None:
             self.best.restore(state["best"])

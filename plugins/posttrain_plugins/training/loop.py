@@ -86,7 +86,8 @@ class Loop(transformers.Trainer):
         model: The policy, without what a backend wraps around it.
         companions: The `Companions`, whose state checkpoints keep; they join before the first step.
         moving: The reference, where it follows the policy; checkpoints keep it.
-        halted: Whether one of them has ended the training.
+        halted: Whether a callback has ended the training.
+        finished: The step of the checkpoint from which there is nothing to train, once it is written.
         latest: What the last step came to.
     """
 
@@ -123,6 +124,7 @@ class Loop(transformers.Trainer):
             # with it, accelerate's optimizer skips steps, and transformers' loop then leaves the schedule alone
             self.accelerator.scaler = self.scaling.scaler
         self.tokens, self.paused, self.halted = 0, 0.0, False
+        self.finished: int | None = None
         self.companions: Any = None
         self.moving: MovingReference | None = None
         self.latest: dict[str, float] = {}
@@ -179,7 +181,7 @@ class Loop(transformers.Trainer):
                 self.state.best_metric, self.state.best_global_step = metrics[best.metric], step
                 self.control.should_save |= self.config.load_best_model_at_end
             if best.exhausted:
-                self.control.should_save = self.control.should_training_stop = True
+                self.control.should_log = self.control.should_save = self.control.should_training_stop = True
         return metrics
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -205,12 +207,15 @@ class Loop(transformers.Trainer):
         return norm
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        step = self.state.global_step
-        if self.ended:
-            self.companions.finish(step)
+        step, ended = self.state.global_step, self.ended
+        if step == self.finished:
+            return
+        if ended:
+            self.companions.last_step(step)
         weights = self.weights(f"after step {step}", trainable=True)
         fill = partial(self._fill, weights)
         self.checkpoints.write(step, fill, self.needed, self.parallel)
+        self.finished = step if ended else None
 
     @property
     def needed(self) -> list[int]:
@@ -303,6 +308,28 @@ class Loop(transformers.Trainer):
         self._load_from_checkpoint(str(checkpoint.path))
         self.state = transformers.TrainerState.load_from_json(str(checkpoint.path / TRAINER_STATE_NAME))
         self.restore_progress(checkpoint.path)
+        self.finished = checkpoint.step if checkpoint.finished else None
+
+    def settle(self) -> None:
+        """See to it that the end is one, however the loop was left.
+
+        The last weights are evaluated, callbacks know of the last step, and a checkpoint holds what came of it. What is
+        done already is not done again.
+
+        Raises:
+            Interrupted: The stage was asked to stop; a resume begins with the evaluation.
+        """
+        if self.finished == self.state.global_step:
+            return
+        if self.evaluation is not None and self.evaluation.at != self.state.global_step:
+            self.evaluate()
+        self._save_checkpoint(self.model, None)
+        if not self.ended:
+            raise Interrupted(
+                "training was asked to stop",
+                where=f"in the evaluation after the last step, {self.state.global_step}",
+                fix="`posttrain resume` begins with this evaluation",
+            )
 
     def conclude(self) -> tuple[dict[str, float], str]:
         """Take the best weights where that is asked for; return the final figures and a line about the end."""
@@ -337,7 +364,7 @@ class Loop(transformers.Trainer):
             self.evaluation.restore(progress["evaluation"])
         if self.scaling is not None:
             self.scaling.restore(progress["scaling"])
-        self.companions.restore(progress["callbacks"])
+        self.companions.restore(progress["callbacks"] or {})
         if self.moving is not None:
             self.moving.restore(progress["reference"])
         self.halted = progress["halted"]

@@ -18,12 +18,14 @@ def settled(loop: Loop, checkpoint: Checkpoint) -> Checkpoint:
     Where it is broken off again, the checkpoint stays as it is and the evaluation owed.
     """
     progress = load_state(checkpoint.path, PROGRESS)
-    if loop.evaluation is None or not progress["evaluation"]["owed"]:
+    if loop.evaluation is None or not progress["evaluation"].get("owed"):
         return checkpoint
     loop.take_over(checkpoint)
     loop.evaluate()
     if loop.evaluation.owed:
         return checkpoint
+    if loop.ended:
+        loop.companions.last_step(checkpoint.step)
     fill = partial(_fill, loop, checkpoint.path, progress["scheduler"])
     return loop.checkpoints.write(checkpoint.step, fill, loop.needed, loop.parallel)
 

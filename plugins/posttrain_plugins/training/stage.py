@@ -124,6 +124,7 @@ class Session:
                 where=f"step {self.loop.state.global_step} of {self.steps}",
                 fix="`posttrain resume` goes on from the checkpoint just written",
             )
+        self.loop.settle()
         return self.loop.conclude()
 
     def conclude(self) -> tuple[dict[str, Mapping[str, Tensor]], dict[str, float]]:
@@ -131,7 +132,7 @@ class Session:
         loop = self.loop
         weights = loop.weights("after the last step", trainable=hasattr(loop.model, "peft_config"))
         put_out = self.companions.conclude(weights) if loop.parallel.rank == 0 else {}
-        return put_out, self.companions.judged(put_out, weights, self.context.work)
+        return put_out, self.companions.judged(put_out, weights, self.context.work / "concluded.safetensors")
 
 
 def _trainer(context: StageContext) -> Trainer:

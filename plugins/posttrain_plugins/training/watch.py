@@ -50,7 +50,7 @@ class Watch(transformers.TrainerCallback):
         """Report progress; ask for evaluations, and for a checkpoint and the end when stopping."""
         self.context.progress(state.global_step, self.steps, "steps")
         if state.global_step >= self.steps:
-            # Whatever comes after the last step can fail, and must not cost the training.
+            # Saving, judging and delivering what was trained can fail, and must not cost the training.
             control.should_log = control.should_save = True
         evaluation = self.loop.evaluation
         if evaluation is not None and evaluation.due(state.global_step, self.steps):

@@ -43,12 +43,14 @@ class Machine:
     def lacks(self, wanted: Resources) -> Iterator[Lack]:
         """Yield what a stage asks for and this machine does not have."""
         memory = wanted.memory_bytes or 0
+        same = size(memory) == size(self.memory)
         if (wanted.cpus or 0) > self.cpus:
             yield Lack("resources.cpus", "CPUs", str(wanted.cpus), str(self.cpus))
         if wanted.gpus > len(self.gpus):
             yield Lack("resources.gpus", "GPUs", str(wanted.gpus), str(len(self.gpus)))
         if memory > self.memory:
-            yield Lack("resources.memory", "memory", size(memory), size(self.memory))
+            asked, there = (f"{count:,} bytes" if same else size(count) for count in (memory, self.memory))
+            yield Lack("resources.memory", "memory", asked, there)
 
     def require(self, node: str, wanted: Resources) -> None:
         """Refuse a node that asks for more than there is.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import StageError
-from posttrain.planning import machine
-from posttrain.planning.machine import Machine
+from posttrain.planning import capacity
+from posttrain.planning.capacity import Machine
 from posttrain.planning.spec import Resources
 
 MACHINE = Machine(4, ("0", "1"), 2**30)
@@ -20,6 +20,7 @@ MACHINE = Machine(4, ("0", "1"), 2**30)
         ({"cpus": 5}, "CPUs", "5", "at most 4"),
         ({"gpus": 3}, "GPUs", "3", "at most 2"),
         ({"memory": "2GiB"}, "memory", "2.0 GiB", "at most 1.0 GiB"),
+        ({"memory": "1048577KiB"}, "memory", "1,073,742,848 bytes", "at most 1,073,741,824 bytes"),
     ],
 )
 def test_the_impossible_is_refused(
@@ -61,8 +62,8 @@ def test_the_limits_of_control_groups_are_respected(tmp_path: Path) -> None:
     group.mkdir(parents=True, exist_ok=True)
     (group / "cpu.max").write_text("150000 100000\n")
     (group / "memory.max").write_text("1048576\n")
-    assert machine._cpu_quotas(tmp_path) == [2]
-    assert machine._memory_limits(tmp_path) == [1048576]
+    assert capacity._cpu_quotas(tmp_path) == [2]
+    assert capacity._memory_limits(tmp_path) == [1048576]
     (group / "cpu.max").write_text("max 100000\n")
     (group / "memory.max").write_text("max\n")
-    assert machine._cpu_quotas(tmp_path) == [] and machine._memory_limits(tmp_path) == []
+    assert capacity._cpu_quotas(tmp_path) == [] and capacity._memory_limits(tmp_path) == []
