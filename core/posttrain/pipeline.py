@@ -199,9 +199,9 @@ class Pipeline:
             track: Keep trackers in step with the run.
 
         Raises:
-            SpecError: There is no such runner, or `--from` leaves out stages that are not cached.
+            SpecError: There is no such runner, `--from` leaves out stages that are not cached, or a stage that is to be
+                built asks for more than this machine has.
             HandoffError: The plan found hand-offs that do not fit.
-            StageError: A stage that is to be built asks for more than this machine has.
             Exception: With `inline`, whatever a stage raises.
         """
         workspace = (workspace or Path(WORKSPACE)).absolute()
@@ -226,9 +226,8 @@ class Pipeline:
         """Go on with a run that was interrupted, killed, or failed: the newest such one, or the one named.
 
         Raises:
-            SpecError: There is no such run.
+            SpecError: There is no such run, or a stage that is to be built asks for more than this machine has.
             StoreError: It is running or damaged, or there is nothing left to do.
-            StageError: A stage that is to be built asks for more than this machine has.
         """
         record = resumable(workspace, run)
         pipeline, selection, recorded = cls.recorded(record)

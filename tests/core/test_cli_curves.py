@@ -9,7 +9,7 @@ import pytest
 from helpers.planning import CHAIN, alone, command, write_pipeline
 from helpers.runs import SyntheticRun, sft_and_dpo
 
-from posttrain.cli.chart import plot, sparkline, spread
+from posttrain.cli.chart import BLOCKS, plot, sparkline, spread
 from posttrain.execution.records import list_runs, run_state
 
 
@@ -47,6 +47,19 @@ def test_all_metrics_in_a_line_each(trained: SyntheticRun):
     assert head.split() == ["metric", "steps", "first", "last", "least", "most", "curve"]
     assert loss.split() == ["loss", "3", "1", "0.3333", "0.3333", "1", "█▃▁"]
     assert norm.split() == ["grad", "norm", "3", "2", "2", "2", "2", "▄▄▄"]
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_a_curve_has_the_room_that_is_left(
+    columns: int, trained: SyntheticRun, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    told = command("curves", "sft")
+    lines = told.out.splitlines()
+    names = {line.split()[0] for line in lines[2:]}
+    assert {"loss", "grad"} <= names, "one line each, and names are whole"
+    assert all(len(line) <= columns for line in lines)
+    assert all(line.split()[-1][0] in BLOCKS for line in lines[2:])
 
 
 def test_one_metric_as_a_plot(trained: SyntheticRun):

@@ -73,7 +73,7 @@ class TestPlan:
         text = " ".join(told.out.split())
         assert "this node asks for more GPUs than this machine has: 64, and there are 0" in text
         told = command("run", chain, *asks)
-        assert told.code == 1 and "dpo.resources.gpus" in told.err
+        assert told.code == 2 and "dpo.resources.gpus" in told.err
         assert not WORKSPACE.exists(), "nothing was started"
         assert command("run", chain).code == 0
         assert command("run", chain, *asks).code == 0, "what is cached needs no GPU"

@@ -149,8 +149,10 @@ def test_the_newest_unfinished_run_is_resumed() -> None:
     with pytest.raises(ValueError):
         broken.run(runner="inline")
     unfinished = find_run(Path(".posttrain"))
-    pipeline().run(runner="inline")
     assert resumable(Path(".posttrain")) == unfinished
+    pipeline().run(runner="inline")
+    with pytest.raises(StoreError, match="but for those that a later run of their pipeline replaced"):
+        resumable(Path(".posttrain"))
     (find_run(Path(".posttrain")).directory / "journal.jsonl").write_text("{}\n{}\n")
     assert resumable(Path(".posttrain")) == unfinished, "a damaged run is passed over"
     with pytest.raises(ValueError):

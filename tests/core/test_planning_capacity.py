@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.errors import StageError
+from posttrain.errors import SpecError
 from posttrain.planning import capacity
 from posttrain.planning.capacity import Machine
 from posttrain.planning.spec import Resources
@@ -27,7 +27,7 @@ def test_the_impossible_is_refused(
     resources: dict[str, object], what: str, found: str, expected: str
 ) -> None:
     MACHINE.require("x", Resources(cpus=4, gpus=2, memory="1GiB"))
-    with pytest.raises(StageError, match=f"asks for more {what} than this machine has") as refused:
+    with pytest.raises(SpecError, match=f"asks for more {what} than this machine has") as refused:
         MACHINE.require("x", Resources.model_validate(resources))
     error = refused.value
     (option,) = resources

@@ -84,6 +84,17 @@ def test_what_a_machine_lacks_is_told(needed: int | None, gpus: int, told: list[
     assert {finding.level for finding in findings} <= {Level.WARNING}
 
 
+@pytest.mark.parametrize(("target", "told"), [("acme_of_this_file:Made", True), (f"{__name__}:Made", False)])
+def test_the_module_of_a_target_is_looked_for(target: str, told: bool, monkeypatch: pytest.MonkeyPatch):
+    one = node("single", callbacks=["divergence"])
+    monkeypatch.setattr(type(catalogue().make(Group.CALLBACK, "divergence")), "target", target)
+    assert [message for message in said(one) if "there is no such module" in message] == (
+        ["callbacks.0: the target of `divergence` is acme_of_this_file:Made, and there is no such module"]
+        if told
+        else []
+    )
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_an_option_of_another_zero_stage_is_refused(stage: int):
     with pytest.raises(ConfigProblems, match="persistence_threshold would be ignored"):

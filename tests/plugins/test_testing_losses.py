@@ -362,6 +362,11 @@ class Unshifted(Sound):
         return super().scaled(batch, config) - float(config.shifted)
 
 
+class Bare(Sound):
+    def __call__(self, batch, config, stats, state):
+        return self.values(batch, config)
+
+
 FAULTY: Mapping[str, tuple[type[Loss], str]] = {
     "options": (Undescribed, "the option 'beta' has no description"),
     "terms": (Scalar, r"term 0 has values of shape \(\); example_mean takes"),
@@ -371,6 +376,7 @@ FAULTY: Mapping[str, tuple[type[Loss], str]] = {
         r"shape \(4,\); sequence_mean takes 15 tokens or 8 sequences|takes \d+ tokens",
     ),
     "terms-none": (Silent, "at least one term"),
+    "terms-bare": (Bare, "must return a LossOutput"),
     "finite": (NotANumber, "value 0 of term 0 is nan on ordinary numbers"),
     "finite-gradient": (NotANumberBehind, "the gradient of `logp` is (nan|-?inf) on ordinary numbers"),
     "finite-flat": (Flat, "every gradient is zero"),

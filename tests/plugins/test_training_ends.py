@@ -417,7 +417,7 @@ def test_a_callback_may_end_the_training(tmp_path: Path, model: Artifact) -> Non
     context = foreign(tmp_path, model, End)
     outcome = train(context)
     assert outcome.steps == 2
-    assert f"2 steps of {STEPS}, stopped early," in context.notes
+    assert f"2 steps of {STEPS}, stopped early by the callback acme/mine" in context.notes
     again = foreign(tmp_path, model, End)
     assert train(again).steps == 2, "the end of a training that was cut off before its result was saved"
     assert "going on from step 2 of 6" in again.notes

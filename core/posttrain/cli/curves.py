@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -10,6 +11,9 @@ from posttrain.cli.output import DEFAULT_WORKSPACE, Json, Workspace, console, pr
 from posttrain.errors import SpecError
 
 SPARK, HEIGHT, WIDEST = 32, 12, 100
+NARROWEST = 8
+"""Blocks of a curve below which the least and the most give way to it."""
+_GAP = 2
 
 
 def curves(
@@ -71,14 +75,27 @@ def _plot(chosen: dict[str, dict[int, float]]) -> None:
 
 
 def _list(found: dict[str, dict[int, float]]) -> None:
-    from posttrain.cli.chart import sparkline
-    from posttrain.cli.planview import table_of
+    from rich.table import Table
 
-    table = table_of("metric", "steps", "first", "last", "least", "most", "curve")
+    from posttrain.cli.chart import sparkline
+
+    headings, rows = ["metric", "steps", "first", "last", "least", "most"], []
     for name, points in found.items():
         values = list(points.values())
         numbers = (values[0], values[-1], min(values), max(values))
-        table.add_row(
-            printable(name), str(len(points)), *(f"{each:.4g}" for each in numbers), sparkline(points, SPARK)
-        )
+        rows.append([printable(name), str(len(points)), *(f"{each:.4g}" for each in numbers)])
+    if _room(headings, rows) < NARROWEST:
+        headings, rows = headings[:4], [row[:4] for row in rows]
+    width = max(1, min(SPARK, _room(headings, rows)))
+    table = Table(box=None, padding=(0, _GAP, 0, 0))
+    for heading in [*headings, "curve"]:
+        table.add_column(heading, no_wrap=True)
+    for row, points in zip(rows, found.values(), strict=True):
+        table.add_row(*row, sparkline(points, width))
     console().print(table)
+
+
+def _room(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return how many characters of a line are left beside some columns."""
+    widths = (max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True))
+    return console().width - sum(widths) - _GAP

@@ -14,7 +14,9 @@ from posttrain.cli.output import (
     Voice,
     Workspace,
     print_json,
+    printable,
     reserved,
+    say,
     warn,
 )
 
@@ -149,7 +151,7 @@ def resume(
     run: Annotated[
         str | None,
         typer.Argument(
-            help="The run; when left out, the newest that was interrupted, was killed, or failed."
+            help="The run; when left out, the newest that broke off and that no later one of its pipeline replaced."
         ),
     ] = None,
     runner: RunnerName = None,
@@ -165,9 +167,12 @@ def resume(
     workspace = workspace.absolute()
     with reserved(as_json):
         record = resumable(workspace, run)
-        warnings = tuple(Pipeline.recorded(record)[0].warnings)
+        recorded = Pipeline.recorded(record)[0]
+        warnings = tuple(recorded.warnings)
     if not as_json:
         warn(warnings)
+        if run is None and not quiet:
+            say(f"going on with run {record.run} of {printable(recorded.name)}")
     with reserved(as_json), view((), quiet=quiet or as_json) as watching:
         report = Pipeline.resume(workspace, record.run, runner=runner, observer=watching.observe)
     _conclude(report, workspace, warnings, watching.warnings, as_json=as_json)

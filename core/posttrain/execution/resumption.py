@@ -23,7 +23,7 @@ _TO_MEND = frozenset({"SpecError", "SpecProblems", "DataError", "HandoffError", 
 
 
 def resumable(workspace: Path, run: str | None = None) -> RunRecord:
-    """Return the run to go on with: the named one, or the newest that was interrupted, killed or failed.
+    """Return the run to go on with: the named one, or the newest that broke off and that no later one has replaced.
 
     Raises:
         SpecError: There is no such run.
@@ -33,11 +33,12 @@ def resumable(workspace: Path, run: str | None = None) -> RunRecord:
     if run is not None:
         require_resumable(record)
         return record
-    for each in reversed(list_runs(workspace)):
-        if run_state(each).status in UNFINISHED:
-            return each
+    states = [run_state(each) for each in list_runs(workspace)]
+    newest = next(reversed(_latest(states, [each for each in states if each.status in UNFINISHED])), None)
+    if newest is not None:
+        return newest
     raise StoreError(
-        "no run was interrupted, was killed, or failed",
+        "no run was interrupted, was killed, or failed, but for those that a later run of their pipeline replaced",
         where=str(record.directory.parent),
         fix="`posttrain status` lists the runs; name one to go on with it",
     )
@@ -51,9 +52,14 @@ def suggested(states: Sequence[RunState]) -> RunRecord | None:
     Args:
         states: Runs, oldest first.
     """
+    broken = [state for state in states if state.status in UNFINISHED and not _repeats(state)]
+    return next(reversed(_latest(states, broken)), None)
+
+
+def _latest(states: Sequence[RunState], some: Sequence[RunState]) -> list[RunRecord]:
+    """Return those of some runs that are the newest of their pipeline."""
     last = {state.pipeline: state.record for state in states if state.damage is None}
-    broken = [state.record for state in states if state.status in UNFINISHED and not _repeats(state)]
-    return next((record for record in reversed(broken) if record in last.values()), None)
+    return [state.record for state in some if state.record in last.values()]
 
 
 def repeats(errors: Iterable[Mapping[str, Any] | None]) -> bool:

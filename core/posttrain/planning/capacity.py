@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from posttrain.errors import StageError
+from posttrain.errors import SpecError
 from posttrain.planning.spec import Resources
 from posttrain.wording import size
 
@@ -56,10 +56,10 @@ class Machine:
         """Refuse a node that asks for more than there is.
 
         Raises:
-            StageError: This machine has less.
+            SpecError: This machine has less.
         """
         for lack in self.lacks(wanted):
-            raise StageError(
+            raise SpecError(
                 f"this node asks for more {lack.what} than this machine has",
                 where=f"{node}.{lack.option}",
                 found=lack.asked,

@@ -213,7 +213,7 @@ def require_room(plan: Plan) -> None:
     """Refuse to run a plan with a node that is new or stale and asks for more than this machine has.
 
     Raises:
-        StageError: It has less.
+        SpecError: It has less.
     """
     machine = Machine.here()
     for name, node in plan.nodes.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 
 from posttrain.contracts.backend import Backend
@@ -34,10 +35,27 @@ def shortfalls(node: Node, catalogue: Catalogue) -> Iterator[Finding]:
             yield from _of_backend(option, node, catalogue.make(group, choice.name), choice.config)  # type: ignore[attr-defined]
         if group is Group.CALLBACK:
             callback: Callback = catalogue.make(group, choice.name)
+            if not missing and node.runtime.python is None:
+                yield from _of_target(option, choice.name, callback.target)
             for problem in callback.problems(choice.config, node.config):  # type: ignore[attr-defined]
                 yield _finding(option, problem, None)
         if group is Group.REWARD:
             yield from _of_reward(option, node, choice.name, catalogue.load(group, choice.name))
+
+
+def _of_target(option: str, name: str, target: str) -> Iterator[Finding]:
+    """Yield what is wrong with where a plugin says that its heavy half is."""
+    if not _is_there(target.partition(":")[0]):
+        message = f"the target of `{name}` is {target}, and there is no such module"
+        yield _finding(option, message, 'in a plugin file, write `target = f"{__name__}:NAME"`')
+
+
+def _is_there(module: str) -> bool:
+    """Tell whether a module could be imported, importing at most the packages around it."""
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _of_reward(option: str, node: Node, name: str, reward: object) -> Iterator[Finding]:

@@ -117,5 +117,5 @@ def _diverged(name: str, step: int, value: float, expected: str) -> TrainingDive
         where=f"step {step}, before its update",
         found=f"{value:.6g}",
         expected=expected,
-        fix="lower learning_rate, or lengthen its warm-up; `resume` goes on from the last checkpoint",
+        fix="lower learning_rate, lengthen its warm-up, or raise the callback's factor or patience",
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posttrain.contracts.loss import Loss, LossOutput, State, Stats
 from posttrain.contracts.reduction import Part
+from posttrain_plugins.testing.suites import Nonconformance
 
 __tracebackhide__ = True
 
@@ -70,9 +71,18 @@ def take_step(plugin: Loss, config: Any, parts: Sequence[Shown], state: State | 
     before = plugin.begin(config) if state is None else state
     stats = measured(plugin, config, parts, before)
     now = plugin.advance(before, stats, config)
-    outputs = tuple(plugin(each.batch, config, stats, now) for each in parts)
+    outputs = tuple(terms_of(plugin, plugin(each.batch, config, stats, now)) for each in parts)
     shares = [reduced(output, each.part) for output, each in zip(outputs, parts, strict=True)]
     return Taken(torch.stack(shares).sum(), outputs, stats, now)
+
+
+def terms_of(plugin: Loss, output: Any) -> LossOutput:
+    """Return what a loss returned; refuse what is something else."""
+    if not isinstance(output, LossOutput):
+        raise Nonconformance(
+            f"{type(plugin).__name__} must return a LossOutput, and returned a {type(output).__name__}"
+        )
+    return output
 
 
 def measured(plugin: Loss, config: Any, parts: Sequence[Shown], state: State) -> dict[str, Tensor]:

@@ -89,7 +89,8 @@ class Companions(transformers.TrainerCallback):
 
     def __init__(self, joined: list[Companion], loop: Loop) -> None:
         self.joined, self.loop = joined, loop
-        self._ending, self._over = False, False
+        self._ending: str | None = None
+        self._over = False
 
     @classmethod
     def join(cls, context: StageContext, loop: Loop, policy: Policy, steps: int) -> Companions:
@@ -133,7 +134,8 @@ class Companions(transformers.TrainerCallback):
                 answer = hears(args, state, control, **rest)
             control = control if answer is None else answer
             _require_fit(each, state.global_step, control)
-            self._ending |= bool(control.should_training_stop) and not self._over
+            if control.should_training_stop and not self._over and self._ending is None:
+                self._ending = each.name
             wanted = {flag: wanted[flag] or bool(getattr(control, flag)) for flag in _FLAGS}
         for flag, value in wanted.items():
             setattr(control, flag, value)
@@ -145,8 +147,9 @@ class Companions(transformers.TrainerCallback):
     def _decide(self, step: int, control: Any) -> None:
         """End the training if it was asked for: with a report, an evaluation of the last weights and a checkpoint."""
         loop, evaluation = self.loop, self.loop.evaluation
-        loop.halted = loop.halted or any(gather(loop.parallel, self._ending))
-        if not loop.halted:
+        if loop.halted is None:
+            loop.halted = next(filter(None, gather(loop.parallel, self._ending)), None)
+        if loop.halted is None:
             return
         control.should_training_stop = control.should_log = True
         owed = evaluation is not None and evaluation.owed

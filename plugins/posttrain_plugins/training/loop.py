@@ -86,7 +86,7 @@ class Loop(transformers.Trainer):
         model: The policy, without what a backend wraps around it.
         companions: The `Companions`, whose state checkpoints keep; they join before the first step.
         moving: The reference, where it follows the policy; checkpoints keep it.
-        halted: Whether a callback has ended the training.
+        halted: The callback that has ended the training, if one has.
         finished: The step of the checkpoint from which there is nothing to train, once it is written.
         latest: What the last step came to.
     """
@@ -123,7 +123,8 @@ class Loop(transformers.Trainer):
             stepper.scale = self.scaling.scale
             # with it, accelerate's optimizer skips steps, and transformers' loop then leaves the schedule alone
             self.accelerator.scaler = self.scaling.scaler
-        self.tokens, self.paused, self.halted = 0, 0.0, False
+        self.tokens, self.paused = 0, 0.0
+        self.halted: str | None = None
         self.finished: int | None = None
         self.companions: Any = None
         self.moving: MovingReference | None = None
@@ -296,7 +297,7 @@ class Loop(transformers.Trainer):
             return False
         best = self.evaluation and self.evaluation.best
         last = self.state.global_step >= self.args.max_steps
-        return last or self.halted or bool(best and best.exhausted)
+        return last or self.halted is not None or bool(best and best.exhausted)
 
     @property
     def learned(self) -> int:
@@ -336,7 +337,8 @@ class Loop(transformers.Trainer):
         trained, said = step_means(self.meter.recent), f"{self.state.global_step} steps"
         figures: dict[str, float] = {}
         if self.state.global_step < self.args.max_steps:
-            said += f" of {self.args.max_steps}, stopped early,"
+            said += f" of {self.args.max_steps}, stopped early"
+            said += "," if self.halted is None else f" by the callback {self.halted},"
         if self.evaluation is not None:
             best, chosen = self.evaluation.best, self.config.load_best_model_at_end
             if best is not None and best.step is not None and chosen:

@@ -77,7 +77,7 @@ def train(context: StageContext, parallel: Parallel) -> Outcome:
         session = _session(context, policy, model, prepared, loss, parallel)
         figures, said = session.train()
         if said != f"{session.steps} steps":
-            context.note(said)
+            context.note(said.rstrip(","))
         put_out, judged = session.conclude()
     if parallel.rank == 0:
         save: Callable[[str, Mapping[str, Tensor]], Path] = partial(_save, context, policy, adapted)

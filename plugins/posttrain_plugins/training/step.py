@@ -242,7 +242,15 @@ class Stepper(Scorer):
 
     def _called(self, scores: Scores, stats: Stats, state: State) -> LossOutput:
         with self._named():
-            output: LossOutput = self._loss(self._batch(scores), self.loss.config, stats, state)
+            output: Any = self._loss(self._batch(scores), self.loss.config, stats, state)
+        if not isinstance(output, LossOutput):
+            raise StageError(
+                "the loss returns something else than terms",
+                where=f"loss `{self.loss.name}`",
+                found=f"a {type(output).__name__}",
+                expected="a `LossOutput`",
+                fix="return `LossOutput([Term(values, REDUCTION)], metrics)`, with unreduced values",
+            )
         return output
 
     @contextmanager
@@ -278,6 +286,7 @@ class Stepper(Scorer):
                     found=f"shape {tuple(term.values.shape)}",
                     expected=" or ".join(f"{part.sizes[unit]} {unit}" for unit in term.reduction.over)
                     + f", for {term.reduction}",
+                    fix="return one value for each, unreduced: the reduction of the term adds them up",
                 )
             if learn and not term.values.requires_grad:
                 raise StageError(

@@ -19,7 +19,7 @@ from posttrain.contracts.registration import Group
 from posttrain.errors import PluginError
 from posttrain.registry.validation import HELD, faults
 from posttrain_plugins.testing.losses.subject import LossSubject, shown
-from posttrain_plugins.testing.stepping import Shown, measured
+from posttrain_plugins.testing.stepping import Shown, measured, terms_of
 from posttrain_plugins.testing.worked import worked
 
 __tracebackhide__ = True
@@ -92,7 +92,7 @@ def _seeded(subject: LossSubject, part: Shown, state: Any, seed: int) -> LossOut
     kept = {name: value.clone() for name, value in stats.items()}
     now = plugin.advance(state, stats, config)
     before = copy.deepcopy(now)
-    output = plugin(part.batch, config, stats, now)
+    output = terms_of(plugin, plugin(part.batch, config, stats, now))
     if now != before:
         raise subject.refuse(f"it changes its state in __call__: {before!r} has become {now!r}")
     for name, value in stats.items():

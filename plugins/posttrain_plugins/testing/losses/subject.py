@@ -104,7 +104,12 @@ class LossSubject:
         parts, before = shown([drawn]), self.plugin.begin(self.config)
         stats = measured(self.plugin, self.config, parts, before)
         now = self.plugin.advance(before, stats, self.config)
-        return self.plugin(parts[0].batch, self.config, stats, now)
+        output: Any = self.plugin(parts[0].batch, self.config, stats, now)
+        if not isinstance(output, LossOutput):
+            raise self.refuse(
+                f"it must return a LossOutput with at least one term, but returned {output!r:.80}"
+            )
+        return output
 
     def slopes(self, drawn: Draw, state: State | None = None) -> tuple[Taken, tuple[Tensor, ...]]:
         """Take a step and return dL/d of every learned number of each token."""
