@@ -120,7 +120,7 @@ class Companions(transformers.TrainerCallback):
             return control
         state.is_world_process_zero = self.loop.parallel.rank == 0
         # transformers' last report comes when the loop is over.
-        self._over |= event == "on_train_end" or "train_runtime" in rest.get("logs", {})
+        self._over |= event == "on_train_end" or "train_runtime" in (rest.get("logs") or {})
         if event in _NUMBERS:
             rest[_NUMBERS[event]] = _as_elsewhere(rest[_NUMBERS[event]])
         stopping, wanted = control.should_training_stop, {flag: getattr(control, flag) for flag in _FLAGS}

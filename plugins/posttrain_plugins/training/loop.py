@@ -369,7 +369,7 @@ class Loop(transformers.Trainer):
         self.companions.restore(progress["callbacks"] or {})
         if self.moving is not None:
             self.moving.restore(progress["reference"])
-        self.halted = progress["halted"]
+        self.halted = progress["halted"] or None
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         self.parallel.prepare(self.model)
