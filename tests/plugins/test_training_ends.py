@@ -12,7 +12,6 @@ import torch
 from helpers.callback_runs import STEPS, foreign, same, sft, trained
 from helpers.contexts import FakeContext
 from helpers.training import (
-    completion_rows,
     context_for,
     dataset_artifact,
     model_artifact,
@@ -428,10 +427,7 @@ def test_an_end_is_kept_where_the_evaluation_of_that_step_was_broken_off(
     tmp_path: Path, model: Artifact
 ) -> None:
     def made() -> FakeContext:
-        context = foreign(tmp_path, model, End, eval_steps=2)
-        held_out = dataset_artifact(tmp_path / "eval", completion_rows(3), "prompt_completion")
-        context.inputs = {**context.inputs, "eval": [held_out]}
-        return context
+        return held_out(foreign(tmp_path, model, End, eval_steps=2))
 
     def hear(done: int, unit: str) -> None:
         first.stop = first.stop or (unit == "evaluation rows" and 1 in first.seen_metrics)

@@ -13,7 +13,6 @@ from posttrain.errors import SpecError
 SPARK, HEIGHT, WIDEST = 32, 12, 100
 NARROWEST = 8
 """Blocks of a curve below which the least and the most give way to it."""
-_GAP = 2
 
 
 def curves(
@@ -75,9 +74,8 @@ def _plot(chosen: dict[str, dict[int, float]]) -> None:
 
 
 def _list(found: dict[str, dict[int, float]]) -> None:
-    from rich.table import Table
-
     from posttrain.cli.chart import sparkline
+    from posttrain.cli.planview import table_of
 
     headings, rows = ["metric", "steps", "first", "last", "least", "most"], []
     for name, points in found.items():
@@ -87,9 +85,8 @@ def _list(found: dict[str, dict[int, float]]) -> None:
     if _room(headings, rows) < NARROWEST:
         headings, rows = headings[:4], [row[:4] for row in rows]
     width = max(1, min(SPARK, _room(headings, rows)))
-    table = Table(box=None, padding=(0, _GAP, 0, 0))
-    for heading in [*headings, "curve"]:
-        table.add_column(heading, no_wrap=True)
+    columns = [*headings, "curve"]
+    table = table_of(*columns, whole=columns)
     for row, points in zip(rows, found.values(), strict=True):
         table.add_row(*row, sparkline(points, width))
     console().print(table)
@@ -97,5 +94,7 @@ def _list(found: dict[str, dict[int, float]]) -> None:
 
 def _room(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     """Return how many characters of a line are left beside some columns."""
-    widths = (max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True))
-    return console().width - sum(widths) - _GAP
+    from posttrain.cli.planview import GAP
+
+    widths = (max(map(len, column)) + GAP for column in zip(headings, *rows, strict=True))
+    return console().width - sum(widths) - GAP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -26,6 +26,8 @@ _COLOURS = {
 
 _WHOLE = frozenset({"run", "artifact"})
 """Columns whose words are copied into other commands."""
+GAP = 2
+"""Blanks between two columns."""
 
 
 def show_plan(plan: Plan) -> None:
@@ -85,11 +87,16 @@ def show_verdict(node: str, summary: str) -> None:
     console().print(line)
 
 
-def table_of(*headings: str) -> Table:
-    """Return a table without lines that folds long words rather than cutting them; what people copy stays whole."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
+def table_of(*headings: str, whole: Collection[str] = _WHOLE) -> Table:
+    """Return a table without lines that folds long words rather than cutting them.
+
+    Args:
+        headings: Of its columns.
+        whole: Those of columns that are not folded.
+    """
+    table = Table(box=None, padding=(0, GAP, 0, 0))
     for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
+        table.add_column(heading, overflow="fold", no_wrap=heading in whole)
     return table
 
 

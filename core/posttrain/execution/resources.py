@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 from posttrain.errors import Interrupted
 from posttrain.planning.capacity import Machine
@@ -37,6 +37,10 @@ class Demand:
             gpus=resources.gpus,
             memory=resources.memory_bytes or 0,
         )
+
+    def fits(self, room: Machine) -> bool:
+        """Tell whether there is that much."""
+        return self.cpus <= room.cpus and self.gpus <= len(room.gpus) and self.memory <= room.memory
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,9 @@ class Pool:
         Raises:
             Interrupted: The run was asked to stop meanwhile.
         """
-        machine = self.machine
-        possible = (machine.cpus, len(machine.gpus), machine.memory)
-        assert all(asked <= there for asked, there in zip(astuple(demand), possible, strict=True)), (
-            "or wait for ever"
-        )
+        assert demand.fits(self.machine), "or it would wait for ever"
         with self._changed:
-            while not self._fits(demand):
+            while not demand.fits(self._free):
                 if stopping():
                     raise Interrupted(
                         "stopped while waiting for resources", where=node, fix="posttrain resume"
@@ -94,10 +94,6 @@ class Pool:
                     self._free.memory + grant.memory,
                 )
                 self._changed.notify_all()
-
-    def _fits(self, demand: Demand) -> bool:
-        free = self._free
-        return demand.cpus <= free.cpus and demand.gpus <= len(free.gpus) and demand.memory <= free.memory
 
     def _take(self, demand: Demand) -> Grant:
         free = self._free

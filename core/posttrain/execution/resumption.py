@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,7 @@ def resumable(workspace: Path, run: str | None = None) -> RunRecord:
     if run is not None:
         require_resumable(record)
         return record
-    states = [run_state(each) for each in list_runs(workspace)]
-    newest = next(reversed(_latest(states, [each for each in states if each.status in UNFINISHED])), None)
+    newest = _newest(map(run_state, reversed(list_runs(workspace))), lambda state: True)
     if newest is not None:
         return newest
     raise StoreError(
@@ -52,14 +51,19 @@ def suggested(states: Sequence[RunState]) -> RunRecord | None:
     Args:
         states: Runs, oldest first.
     """
-    broken = [state for state in states if state.status in UNFINISHED and not _repeats(state)]
-    return next(reversed(_latest(states, broken)), None)
+    return _newest(reversed(states), lambda state: not _repeats(state))
 
 
-def _latest(states: Sequence[RunState], some: Sequence[RunState]) -> list[RunRecord]:
-    """Return those of some runs that are the newest of their pipeline."""
-    last = {state.pipeline: state.record for state in states if state.damage is None}
-    return [state.record for state in some if state.record in last.values()]
+def _newest(states: Iterable[RunState], wanted: Callable[[RunState], bool]) -> RunRecord | None:
+    """Return the first wanted run that broke off, of those that are the first of their pipeline; newest first."""
+    seen: set[str] = set()
+    for state in states:
+        if state.damage is not None:
+            continue
+        if state.pipeline not in seen and state.status in UNFINISHED and wanted(state):
+            return state.record
+        seen.add(state.pipeline)
+    return None
 
 
 def repeats(errors: Iterable[Mapping[str, Any] | None]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import ClassVar
 
 from posttrain.errors import SpecError
 from posttrain.planning.spec import Resources
@@ -60,11 +61,11 @@ class Machine:
         """
         for lack in self.lacks(wanted):
             raise SpecError(
-                f"this node asks for more {lack.what} than this machine has",
+                lack.message,
                 where=f"{node}.{lack.option}",
                 found=lack.asked,
                 expected=f"at most {lack.there}",
-                fix="lower it, or run the pipeline on a larger machine",
+                fix=lack.fix,
             )
 
 
@@ -83,6 +84,12 @@ class Lack:
     what: str
     asked: str
     there: str
+    fix: ClassVar[str] = "lower it, or run the pipeline on a larger machine"
+
+    @property
+    def message(self) -> str:
+        """What is wrong."""
+        return f"this node asks for more {self.what} than this machine has"
 
 
 def _listed(visible: str) -> tuple[str, ...]:

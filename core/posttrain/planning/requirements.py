@@ -89,10 +89,8 @@ def _of_backend(option: str, node: Node, backend: Backend, config: object) -> It
 def crowding(node: Node, estimate: Estimate | None, machine: Machine) -> Iterator[Finding]:
     """Yield what a machine lacks for a node: warnings, as a plan may be made where the run is not."""
     for lack in machine.lacks(node.resources):
-        message = f"this node asks for more {lack.what} than this machine has: {lack.asked}, and there are {lack.there}"
-        yield _finding(
-            lack.option, message, "lower it, or run the pipeline on a larger machine", Level.WARNING
-        )
+        message = f"{lack.message}: {lack.asked}, and there are {lack.there}"
+        yield _finding(lack.option, message, lack.fix, Level.WARNING)
     needed = estimate.memory_bytes if estimate is not None and not node.resources.gpus else None
     if needed is not None and needed > machine.memory:
         message = f"this machine has {size(machine.memory)}, and up to {size(needed)} may be needed"

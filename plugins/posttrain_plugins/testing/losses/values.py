@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.contracts.loss import Family, LossOutput, Term
+from posttrain.contracts.loss import Family, Term
 from posttrain.contracts.reduction import Reduction
 from posttrain_plugins.testing.draws import Draw
 from posttrain_plugins.testing.losses.subject import LossSubject, gradients, shown
@@ -31,7 +31,7 @@ def terms(subject: LossSubject) -> None:
     """Every term holds unreduced values with a gradient, as many as its reduction takes."""
     drawn = subject.draw().with_leaves()[0]
     output = subject.called(drawn)
-    if not isinstance(output, LossOutput) or not output.terms:
+    if not output.terms:
         raise subject.refuse(
             f"it must return a LossOutput with at least one term, but returned {output!r:.80}"
         )
